@@ -1,0 +1,45 @@
+"""Pop-Art: learn targets whose size nobody knows beforehand.
+
+Preserving Outputs Precisely, while Adaptively Rescaling Targets, after van Hasselt, Guez, Hessel,
+Mnih and Silver, *Learning values across many orders of magnitude* (2016); for NumPy, JAX and PyTorch.
+"""
+
+from popart.affine import Affine, preserve
+from popart.correspondence import (
+    batch_from_ratio,
+    batch_from_std,
+    bound,
+    ratio_from_batch,
+    ratio_from_std,
+    std_from_batch,
+    std_from_ratio,
+)
+from popart.moments import Covariance, Moments
+from popart.percentiles import Expectiles, Extremes, OrderStatistics, Percentiles
+from popart.rules import Fixed, Rule, check_finite
+from popart.steps import constant, debiased, harmonic
+
+__all__ = [
+    "Affine",
+    "Covariance",
+    "Expectiles",
+    "Extremes",
+    "Fixed",
+    "Moments",
+    "OrderStatistics",
+    "Percentiles",
+    "Rule",
+    "batch_from_ratio",
+    "batch_from_std",
+    "bound",
+    "check_finite",
+    "constant",
+    "debiased",
+    "harmonic",
+    "preserve",
+    "ratio_from_batch",
+    "ratio_from_std",
+    "std_from_batch",
+    "std_from_ratio",
+]
+__version__ = "0.1.0"

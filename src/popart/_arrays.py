@@ -1,0 +1,143 @@
+"""The little that NumPy, JAX and PyTorch do not spell alike.
+
+The method is written once, over whichever module its arguments come from. This file imports neither
+JAX nor PyTorch: an argument can only be theirs if somebody else has imported them.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+Array = Any
+"""A NumPy array, a JAX array or tracer, a PyTorch tensor, or a number."""
+
+Namespace = Any
+"""`numpy`, `jax.numpy` or `torch`."""
+
+COUNT_MAX = 2**31 - 1
+
+
+def namespace(*arrays: Array) -> Namespace:
+    """The module that the arrays belong to; NumPy if they are of nobody else."""
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(x, torch.Tensor) for x in arrays):
+        return torch
+    jax = sys.modules.get("jax")
+    if jax is not None and any(isinstance(x, jax.Array) for x in arrays):
+        return jax.numpy
+    return np
+
+
+def is_torch(xp: Namespace) -> bool:
+    return xp.__name__ == "torch"
+
+
+def asarray(xp: Namespace, x: Array, dtype: Any, like: Array) -> Array:
+    """`x` as an array of `xp` with this dtype, on the device of `like`."""
+    if is_torch(xp):
+        device = like.device if isinstance(like, xp.Tensor) else None
+        return xp.asarray(x, dtype=dtype, device=device)
+    return xp.asarray(x, dtype=dtype)
+
+
+def is_float(xp: Namespace, dtype: Any) -> bool:
+    return dtype.is_floating_point if is_torch(xp) else xp.issubdtype(dtype, xp.floating)
+
+
+def float_dtype(xp: Namespace, x: Array) -> Any:
+    """The dtype for statistics of `x`: its own if that is float32 or float64.
+
+    Half precisions are measured in float32; integers, booleans and Python numbers in the module's
+    default float.
+    """
+    dtype = getattr(x, "dtype", None)
+    if dtype is None or namespace(x) is not xp or not is_float(xp, dtype):
+        return xp.zeros(()).dtype
+    return dtype if dtype.itemsize >= 4 else xp.float32
+
+
+def is_concrete(x: Array) -> bool:
+    """Whether the values of `x` can be looked at here without a trace or a wait for a device."""
+    xp = namespace(x)
+    if is_torch(xp):
+        if xp.compiler.is_compiling() or x.device.type != "cpu":
+            return False
+        return not xp._C._functorch.is_functorch_wrapped_tensor(x)
+    jax = sys.modules.get("jax")
+    return jax is None or not isinstance(x, jax.core.Tracer)
+
+
+def to_numpy(x: Array) -> np.ndarray[Any, np.dtype[Any]]:
+    return np.asarray(x.detach() if is_torch(namespace(x)) else x)
+
+
+def power_of_two(x: Array) -> Array:
+    """The largest power of two that is at most |x|; 1 where x is 0 or subnormal.
+
+    Dividing by it is exact. Sums, differences and squares of numbers that were divided by a power of
+    two of their own size can neither overflow nor lose bits to underflow, so what is computed is the
+    same to the bit whatever the size: also where the hardware flushes subnormal numbers, as XLA has
+    it do.
+    """
+    xp = namespace(x)
+    integer, exponent = (
+        (xp.int32, 0x7F800000) if x.dtype.itemsize == 4 else (xp.int64, 0x7FF0000000000000)
+    )
+    power = (x.view(integer) & exponent).view(x.dtype)
+    return xp.where(power > 0, power, 1.0)
+
+
+def eps_of(x: Array) -> float:
+    return float(namespace(x).finfo(x.dtype).eps)
+
+
+def accumulate(x: Array, carry: Array, increment: Array) -> tuple[Array, Array]:
+    """`x + increment`, with what rounding loses kept in `carry` for the next time.
+
+    A running average moves by β(Y - μ), which for small β is below the last bit of μ. The exact sum
+    is `x + eps * carry` (Knuth's two-sum); `carry` is stored divided by eps so that it is never
+    smaller than the numbers that it belongs to.
+    """
+    eps = eps_of(x)
+    increment = increment + eps * carry
+    total = x + increment
+    moved = total - x
+    lost = (x - (total - moved)) + (increment - moved)
+    return total, lost / eps
+
+
+def divide(a: Array, b: Array) -> Array:
+    """A / b, and 0 where b is 0."""
+    xp = namespace(a, b)
+    return xp.where(b != 0, a / xp.where(b != 0, b, 1.0), 0.0)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """A @ b in the full precision of its arguments: JAX multiplies in TF32 on GPUs unless told."""
+    xp = namespace(a, b)
+    if xp.__name__ == "jax.numpy":
+        return xp.matmul(a, b, precision="highest")
+    return xp.matmul(a, b)
+
+
+def outer(x: Array) -> Array:
+    """X xᵀ of the last axis."""
+    return x[..., :, None] * x[..., None, :]
+
+
+def eye(like: Array) -> Array:
+    """The identity on the last axis of `like`."""
+    xp = namespace(like)
+    return asarray(xp, xp.eye(like.shape[-1]), like.dtype, like)
+
+
+def take_along_first_axis(x: Array, index: Array) -> Array:
+    xp = namespace(x)
+    return xp.take_along_dim(x, index, 0) if is_torch(xp) else xp.take_along_axis(x, index, 0)
+
+
+def add_to_count(count: Array, more: Array) -> Array:
+    """int32 count + more, which stays at its maximum instead of wrapping around."""
+    xp = namespace(count)
+    return count + xp.minimum(more, COUNT_MAX - count)

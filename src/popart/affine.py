@@ -1,0 +1,243 @@
+r"""How targets are mapped and how outputs are kept: Eq. 1, Eq. 2 and Proposition 1."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from popart._arrays import (
+    Array,
+    Namespace,
+    asarray,
+    eye,
+    float_dtype,
+    is_concrete,
+    is_float,
+    matmul,
+    namespace,
+    power_of_two,
+    to_numpy,
+)
+
+Layout = Literal["out_in", "in_out"]
+
+
+class Affine(NamedTuple):
+    r"""The normalisation $\tilde Y = \Sigma^{-1}(Y - \mu)$ (Eq. 1).
+
+    `shift` is $\mu$: a scalar, or one number per output. `scale` is $\Sigma$: shaped like `shift`
+    (or broadcasting with it) for a scalar or diagonal scale; with one more axis, `(..., k, k)` for
+    a `shift` of `(..., k)`, for a dense one.
+
+    Where `scale` is 0 no spread is known: normalised targets are 0 and outputs are the shift. Where
+    `seen` is false not even a single target is known, and `preserve` adopts instead of preserving.
+    """
+
+    scale: Array
+    shift: Array
+    seen: Array = True
+
+    @property
+    def is_dense(self) -> bool:
+        return _ndim(self.scale) > _ndim(self.shift)
+
+    def normalize(self, targets: Array) -> Array:
+        r"""$\Sigma^{-1}(Y - \mu)$ for targets of shape `(*batch, *shape)`."""
+        xp, (scale, shift, _) = _arrays_of(self, targets)
+        y = _floats(xp, targets, scale)
+        if self.is_dense:
+            u, A = _equilibrate(scale)
+            live = xp.any(scale != 0, axis=-1)
+            return _solve(A, xp.where(live, y / u - shift / u, 0.0))
+        u = power_of_two(scale)
+        live = scale != 0
+        return xp.where(live, (y / u - shift / u) / xp.where(live, scale / u, 1.0), 0.0)
+
+    def denormalize(self, outputs: Array) -> Array:
+        r"""$\Sigma g + \mu$ (Eq. 2): normalised outputs in the targets' own units."""
+        xp, (scale, shift, _) = _arrays_of(self, outputs)
+        g = _floats(xp, outputs, scale)
+        if self.is_dense:
+            return matmul(scale, g[..., None])[..., 0] + shift
+        return scale * g + shift
+
+    def select(self, index: Array) -> "Affine":
+        """The normalisation of each task in `index`, where the first axis is the task."""
+        _, (scale, shift, seen) = _arrays_of(self, self.shift)
+        seen = seen[index] if seen.ndim else seen
+        return Affine(scale[index], shift[index], seen)
+
+
+def preserve(
+    weight: Array, bias: Array, old: Affine, new: Affine, *, layout: Layout = "out_in"
+) -> tuple[Array, Array]:
+    r"""The last layer after its normalisation changed, with the same outputs (Proposition 1).
+
+    $$W_{new} = \Sigma_{new}^{-1} \Sigma W \qquad
+      b_{new} = \Sigma_{new}^{-1} (\Sigma b + \mu - \mu_{new})$$
+
+    `weight` is `(..., out, in)`, or `(..., in, out)` with `layout="in_out"`; `bias` is
+    `(..., out)`. Leading axes are heads. Scale and shift broadcast with the bias: `(heads, 1)` is one
+    normalisation per head. A `bias` of `None` stands for a layer without one, whose shift must not
+    change.
+
+    Where nothing is known there is nothing to preserve: where `old` has seen no target the layer is
+    adopted as it is; where `old` has no spread its outputs were all $\mu$, so $W$ is kept and the
+    shift alone is made up for. The new scale must not be singular where the old one is not; compiled
+    code, which cannot raise, leaves that part of the layer alone.
+    """
+    xp, new = _arrays_of(new, weight)
+    xp, old = _arrays_of(old, weight)
+    _check_head(weight, bias, old, new, layout)
+    _check_new_scale(old, new)
+    change = _dense_change if old.is_dense or new.is_dense else _diagonal_change
+    near, factor, moved = change(old, new)
+
+    def rescaled(x: Array) -> Array:
+        scaled = matmul(factor, x) if factor.ndim > near.ndim else factor[..., None] * x
+        return xp.where(near[..., None], x, 0.0) + scaled
+
+    turn = layout == "in_out" and factor.ndim > 0
+    columns = xp.swapaxes(weight, -1, -2) if turn else weight
+    W = rescaled(columns)
+    W = xp.swapaxes(W, -1, -2) if turn else W
+    W = asarray(xp, W, weight.dtype, weight)
+    if bias is None:
+        return W, None
+    b = rescaled(bias[..., None])[..., 0] + moved
+    return W, asarray(xp, b, bias.dtype, bias)
+
+
+class _Change(NamedTuple):
+    """W_new = [near] W + factor W, and b_new = [near] b + factor b + moved.
+
+    Where the scale hardly changed, Σ_new⁻¹(Σ - Σ_new) is added to the identity: rounding then costs
+    half an ulp of the weight, and no error is common to all weights, which would add up over updates.
+    """
+
+    near: Array
+    factor: Array
+    moved: Array
+
+
+def _diagonal_change(old: Affine, new: Affine) -> _Change:
+    xp = namespace(new.scale)
+    live = new.scale != 0
+    u = power_of_two(new.scale)
+    s_new = xp.where(live, new.scale / u, 1.0)
+    s_old = xp.where(live & old.seen & (old.scale != 0), old.scale / u, s_new)
+    change = (s_old - s_new) / s_new
+    near = xp.abs(change) <= 0.5
+    moved = xp.where(live & old.seen, old.shift / u - new.shift / u, 0.0) / s_new
+    return _Change(near, xp.where(near, change, s_old / s_new), moved)
+
+
+def _dense_change(old: Affine, new: Affine) -> _Change:
+    xp = namespace(new.scale)
+    before, after = _as_dense(old), _as_dense(new)
+    u, A = _equilibrate(after)
+    live = xp.any(after != 0, axis=-1) & old.seen
+    known = live & xp.any(before != 0, axis=-1)
+    B = xp.where(known[..., None], before / u[..., None], A)
+    change = xp.linalg.solve(A, B - A)
+    near = xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5
+    factor = xp.where(near[..., None, None], change, xp.linalg.solve(A, B))
+    moved = _solve(A, xp.where(live, old.shift / u - new.shift / u, 0.0))
+    return _Change(near[..., None], factor, moved)
+
+
+def _equilibrate(scale: Array) -> tuple[Array, Array]:
+    """Powers of two, one per row, and the dense scale divided by them, its zero rows made unit."""
+    xp = namespace(scale)
+    largest = xp.amax(xp.abs(scale), axis=-1)
+    u = power_of_two(largest)
+    dead = asarray(xp, largest == 0, scale.dtype, scale)
+    return u, scale / u[..., None] + dead[..., None] * eye(scale)
+
+
+def _solve(A: Array, y: Array) -> Array:
+    """A⁻¹ y for y of shape (*batch, ..., k) and A of shape (..., k, k), factorised once."""
+    xp = namespace(A, y)
+    y = xp.broadcast_to(y, xp.broadcast_shapes(y.shape, A.shape[:-1]))
+    columns = xp.moveaxis(y.reshape((-1, *y.shape[y.ndim - A.ndim + 1 :])), 0, -1)
+    return xp.moveaxis(xp.linalg.solve(A, columns), -1, 0).reshape(y.shape)
+
+
+def _as_dense(affine: Affine) -> Array:
+    if affine.is_dense:
+        return affine.scale
+    xp = namespace(affine.scale)
+    diagonal = affine.scale + xp.zeros_like(affine.shift)
+    return diagonal[..., None] * eye(diagonal)
+
+
+def _ndim(x: Array) -> int:
+    return x.ndim if hasattr(x, "ndim") else np.ndim(x)
+
+
+def _arrays_of(affine: Affine, x: Array) -> tuple[Namespace, Affine]:
+    """The affine map as arrays of the module of `x`, in its own precision where it has one."""
+    xp = namespace(x, affine.scale, affine.shift)
+    own = hasattr(affine.scale, "dtype") and namespace(affine.scale) is xp
+    like = affine.scale if own else x
+    dtype = float_dtype(xp, like)
+    scale = asarray(xp, affine.scale, dtype, like)
+    shift = asarray(xp, affine.shift, dtype, like)
+    return xp, Affine(scale, shift, asarray(xp, affine.seen, xp.bool, like))
+
+
+def _floats(xp: Namespace, x: Array, like: Array) -> Array:
+    if namespace(x) is xp and hasattr(x, "dtype") and is_float(xp, x.dtype):
+        return x
+    return asarray(xp, x, like.dtype, like)
+
+
+def _check_head(weight: Array, bias: Array, old: Affine, new: Affine, layout: Layout) -> None:
+    if layout not in ("out_in", "in_out"):
+        raise ValueError(f"layout is {layout!r}; it may be 'out_in' or 'in_out'")
+    shape = tuple(weight.shape)
+    outputs = shape[:-1] if layout == "out_in" or len(shape) < 2 else (*shape[:-2], shape[-1])
+    if bias is not None and not _broadcasts(tuple(bias.shape), outputs):
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}; "
+            f"a weight of shape {shape} in layout {layout!r} has outputs of shape {outputs}"
+        )
+    held = outputs if bias is None else tuple(bias.shape)
+    for name, affine in (("old", old), ("new", new)):
+        if not _broadcasts(tuple(affine.shift.shape), held):
+            raise ValueError(
+                f"{name}.shift has shape {tuple(affine.shift.shape)}; "
+                f"it must broadcast to the layer's {'outputs' if bias is None else 'bias'}, {held}"
+            )
+    if bias is None and is_concrete(old.shift) and is_concrete(new.shift):
+        before, after = to_numpy(old.shift), to_numpy(new.shift)
+        if np.any(to_numpy(old.seen) & (before != after)):
+            raise ValueError(
+                f"bias is None but the shift changes from {before} to {after}; "
+                "a layer without a bias can only keep its outputs while the shift stays"
+            )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether an array of this shape broadcasts to `to` without making it larger."""
+    sizes = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, there) for size, there in sizes)
+
+
+def _check_new_scale(old: Affine, new: Affine) -> None:
+    if not (is_concrete(old.scale) and is_concrete(new.scale)):
+        return
+    before, after, seen = to_numpy(old.scale), to_numpy(new.scale), to_numpy(old.seen)
+    if not (np.isfinite(after).all() and np.isfinite(to_numpy(new.shift)).all()):
+        raise ValueError(f"new has scale {after} and shift {to_numpy(new.shift)}; both must be finite")
+    if not new.is_dense:
+        singular = (after == 0) & seen & (before if not old.is_dense else before.any(-1)).astype(bool)
+    else:
+        live = after.any(-1)
+        size = np.where(live, np.abs(after).max(-1), 1.0)
+        rows = after / size[..., None] + np.eye(after.shape[-1]) * ~live[..., None]
+        singular = seen.any() & ~(np.linalg.cond(rows.astype(float)) < 1 / np.finfo(after.dtype).eps)
+    if np.any(singular):
+        raise ValueError(
+            f"new.scale is singular: {after}; outputs that differ cannot be kept by a layer whose "
+            "outputs are all the shift"
+        )

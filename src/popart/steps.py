@@ -1,0 +1,68 @@
+r"""Step sizes $\beta_t$ for the statistics, as functions of the number of updates t = 1, 2, ...
+
+A rule takes one of these, any other callable of t, or a float, which means `debiased`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from popart._arrays import Array, namespace
+
+Step = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class constant:
+    r"""$\beta_t = \beta$: an exponential moving average that remembers where it started."""
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+
+    def __call__(self, t: Array) -> Array:
+        return self.beta + 0 * t
+
+
+@dataclass(frozen=True)
+class harmonic:
+    r"""$\beta_t = 1/t$: the average of all data, as in Eq. 3."""
+
+    def __call__(self, t: Array) -> Array:
+        return 1 / t
+
+
+@dataclass(frozen=True)
+class debiased:
+    r"""$\beta_t = \beta / (1 - (1 - \beta)^t)$ (Proposition 7).
+
+    The moving average of a constant step without the weight that this gives to the initial value.
+    """
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        check_beta(self.beta)
+
+    def __call__(self, t: Array) -> Array:
+        if self.beta == 1:
+            return 1 + 0 * t
+        remembered = -namespace(t).expm1(t * math.log1p(-self.beta))
+        return (self.beta / remembered).clip(None, 1.0)
+
+
+def check_beta(beta: float) -> None:
+    if not 0 < beta <= 1:
+        raise ValueError(f"beta is {beta!r}; it must be in (0, 1]")
+
+
+def as_step(beta: float | Step, *, start_counts: bool) -> Step:
+    """The step that a rule's `beta` stands for.
+
+    A float is debiased, unless the rule starts from values that are meant to count: debiasing would
+    forget these at the first target.
+    """
+    if callable(beta):
+        return beta
+    return constant(beta) if start_counts else debiased(beta)
