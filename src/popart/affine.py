@@ -14,8 +14,8 @@ from popart._arrays import (
     is_float,
     matmul,
     namespace,
-    power_of_two,
     to_numpy,
+    unit,
 )
 
 Layout = Literal["out_in", "in_out"]
@@ -45,12 +45,12 @@ class Affine(NamedTuple):
         xp, (scale, shift, _) = _arrays_of(self, targets)
         y = _floats(xp, targets, scale)
         if self.is_dense:
-            u, A = _equilibrate(scale)
+            per_u, A = _equilibrate(scale)
             live = xp.any(scale != 0, axis=-1)
-            return _solve(A, xp.where(live, y / u - shift / u, 0.0))
-        u = power_of_two(scale)
+            return _solve(A, xp.where(live, y * per_u - shift * per_u, 0.0))
+        _, per_u = unit(scale)
         live = scale != 0
-        return xp.where(live, (y / u - shift / u) / xp.where(live, scale / u, 1.0), 0.0)
+        return xp.where(live, (y * per_u - shift * per_u) / xp.where(live, scale * per_u, 1.0), 0.0)
 
     def denormalize(self, outputs: Array) -> Array:
         r"""$\Sigma g + \mu$ (Eq. 2): normalised outputs in the targets' own units."""
@@ -122,36 +122,36 @@ class _Change(NamedTuple):
 def _diagonal_change(old: Affine, new: Affine) -> _Change:
     xp = namespace(new.scale)
     live = new.scale != 0
-    u = power_of_two(new.scale)
-    s_new = xp.where(live, new.scale / u, 1.0)
-    s_old = xp.where(live & old.seen & (old.scale != 0), old.scale / u, s_new)
+    _, per_u = unit(new.scale)
+    s_new = xp.where(live, new.scale * per_u, 1.0)
+    s_old = xp.where(live & old.seen & (old.scale != 0), old.scale * per_u, s_new)
     change = (s_old - s_new) / s_new
     near = xp.abs(change) <= 0.5
-    moved = xp.where(live & old.seen, old.shift / u - new.shift / u, 0.0) / s_new
+    moved = xp.where(live & old.seen, old.shift * per_u - new.shift * per_u, 0.0) / s_new
     return _Change(near, xp.where(near, change, s_old / s_new), moved)
 
 
 def _dense_change(old: Affine, new: Affine) -> _Change:
     xp = namespace(new.scale)
     before, after = _as_dense(old), _as_dense(new)
-    u, A = _equilibrate(after)
+    per_u, A = _equilibrate(after)
     live = xp.any(after != 0, axis=-1) & old.seen
     known = live & xp.any(before != 0, axis=-1)
-    B = xp.where(known[..., None], before / u[..., None], A)
+    B = xp.where(known[..., None], before * per_u[..., None], A)
     change = xp.linalg.solve(A, B - A)
     near = xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5
     factor = xp.where(near[..., None, None], change, xp.linalg.solve(A, B))
-    moved = _solve(A, xp.where(live, old.shift / u - new.shift / u, 0.0))
+    moved = _solve(A, xp.where(live, old.shift * per_u - new.shift * per_u, 0.0))
     return _Change(near[..., None], factor, moved)
 
 
 def _equilibrate(scale: Array) -> tuple[Array, Array]:
-    """Powers of two, one per row, and the dense scale divided by them, its zero rows made unit."""
+    """Powers of two, one per row, and the dense scale times them, its zero rows made unit."""
     xp = namespace(scale)
     largest = xp.amax(xp.abs(scale), axis=-1)
-    u = power_of_two(largest)
+    _, per_u = unit(largest)
     dead = asarray(xp, largest == 0, scale.dtype, scale)
-    return u, scale / u[..., None] + dead[..., None] * eye(scale)
+    return per_u, scale * per_u[..., None] + dead[..., None] * eye(scale)
 
 
 def _solve(A: Array, y: Array) -> Array:

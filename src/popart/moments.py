@@ -14,32 +14,28 @@ from popart._arrays import (
     matmul,
     namespace,
     outer,
-    power_of_two,
+    unit,
 )
 from popart.affine import Affine
+from popart.batches import BATCH, Batch, Targets, Values
 from popart.correspondence import check_std
-from popart.rules import (
-    Rule,
-    Targets,
-    check_settings,
-    counted,
-    empty,
-    resolution,
-    step_size,
-    weighted_range,
-)
+from popart.rules import Rule, check_settings, empty, step_size, tally
 from popart.steps import Step
 
 
 class MomentsState(NamedTuple):
-    """Mean and standard deviation, each with the part that its last bit cannot hold."""
+    """Rows of `moments`: the mean, the standard deviation, and what the last bit of each cannot hold."""
 
-    count: Array
-    mu: Array
-    mu_carry: Array
-    sigma: Array
-    sigma_carry: Array
-    skipped: Array
+    counts: Array
+    moments: Array
+
+    @property
+    def mu(self) -> Array:
+        return self.moments[0]
+
+    @property
+    def sigma(self) -> Array:
+        return self.moments[1]
 
 
 class MomentsSummary(NamedTuple):
@@ -87,19 +83,18 @@ class Moments(Rule[MomentsState, MomentsSummary]):
             raise ValueError(f"epsilon is {self.epsilon!r}; it must be in [0, inf)")
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> MomentsState:
-        zero, count = empty(shape, like)
-        return MomentsState(count, zero, zero, zero + math.sqrt(self.nu0 or 0.0), zero, count)
+        zero, counts = empty(shape, like)
+        return MomentsState(counts, _start(zero, self.nu0))
 
     def affine(self, state: MomentsState) -> Affine:
-        xp = namespace(state.mu)
-        seen = (state.count > 0) | (self.nu0 is not None)
-        sigma = xp.where(state.sigma > 0, xp.maximum(state.sigma, resolution(state.mu)), 0.0)
+        mu, sigma = _resolved(state.moments)
+        seen = (state.counts[0] > 0) | (self.nu0 is not None)
         if self.epsilon:
-            sigma = xp.where(seen, sigma.clip(math.sqrt(self.epsilon), None), 0.0)
-        return Affine(sigma / self.std, state.mu, seen)
+            sigma = namespace(mu).where(seen, sigma.clip(math.sqrt(self.epsilon), None), 0.0)
+        return Affine(sigma / self.std, mu, seen)
 
     def _summarize(self, state: MomentsState, targets: Targets) -> MomentsSummary:
-        return MomentsSummary(*_measure(targets.values, targets.weights), targets.skipped)
+        return MomentsSummary(*_measure(targets))
 
     def _merge(self, stacked: MomentsSummary) -> MomentsSummary:
         merged = _merge(stacked.weight, stacked.mean, stacked.std)
@@ -107,21 +102,18 @@ class Moments(Rule[MomentsState, MomentsSummary]):
 
     def _absorb(self, state: MomentsState, summary: MomentsSummary) -> MomentsState:
         weight, mean, std, skipped = summary
-        beta, fresh = step_size(self.beta, self.nu0, state.count, state.mu)
-        new = state._replace(**_advance(state, mean, std, beta, fresh))
-        return counted(state, new, weight, skipped)
+        beta, fresh = step_size(self.beta, self.nu0, state.counts[0], mean)
+        moments = _advance(state.moments, mean, std, beta, fresh)
+        moments = namespace(moments).where(weight > 0, moments, state.moments)
+        return MomentsState(tally(state.counts, weight, skipped), moments)
 
 
 class CovarianceState(NamedTuple):
-    """Mean and standard deviation of each output, and the correlations between outputs."""
+    """The moments of each output, as in `MomentsState`, and the correlations between outputs."""
 
-    count: Array
-    mu: Array
-    mu_carry: Array
-    sigma: Array
-    sigma_carry: Array
+    counts: Array
+    moments: Array
     correlation: Array
-    skipped: Array
 
 
 class CovarianceSummary(NamedTuple):
@@ -164,102 +156,110 @@ class Covariance(Rule[CovarianceState, CovarianceSummary]):
         if not tuple(shape):
             raise ValueError("shape is (); a covariance needs an axis of outputs: (k,) or (tasks, k)")
         zero, _ = empty(shape, like)
-        _, count = empty(tuple(shape)[:-1], like)
-        sigma = zero + math.sqrt(self.nu0 or 0.0)
-        correlation = zero[..., None] + eye(zero)
-        return CovarianceState(count, zero, zero, sigma, zero, correlation, count)
+        _, counts = empty(tuple(shape)[:-1], like)
+        return CovarianceState(counts, _start(zero, self.nu0), zero[..., None] + eye(zero))
 
     def affine(self, state: CovarianceState) -> Affine:
-        xp = namespace(state.mu)
-        seen = ((state.count > 0) | (self.nu0 is not None))[..., None]
-        sigma = xp.where(state.sigma > 0, xp.maximum(state.sigma, resolution(state.mu)), 0.0)
-        jitter = 4 * state.mu.shape[-1] * eps_of(state.mu)
-        C = (state.correlation + jitter * eye(state.mu)) / (1 + jitter)
-        scale = sigma[..., None] * xp.linalg.cholesky(C) / self.std
-        return Affine(scale, state.mu, seen)
+        mu, sigma = _resolved(state.moments)
+        jitter = 4 * mu.shape[-1] * eps_of(mu)
+        C = (state.correlation + jitter * eye(mu)) / (1 + jitter)
+        scale = sigma[..., None] * namespace(mu).linalg.cholesky(C) / self.std
+        seen = (state.counts[0] > 0) | (self.nu0 is not None)
+        return Affine(scale, mu, seen[..., None])
 
     def _summarize(self, state: CovarianceState, targets: Targets) -> CovarianceSummary:
-        y, w, skipped = targets
-        weight, mean, std = _measure(y, w[..., None])
-        z = Affine(std, mean).normalize(y)
-        z = z - divide((w[..., None] * z).sum(0), weight)
-        wz = namespace(y).moveaxis(w[..., None] * z, 0, -1)
-        correlation = divide(matmul(wz, namespace(y).moveaxis(z, 0, -2)), weight[..., None])
-        return CovarianceSummary(weight[..., 0], mean, std, correlation, skipped)
+        weight, mean, std, skipped = _measure(targets)
+        xp = namespace(mean)
+        values = targets.values
+        z = Affine(std[..., None], mean[..., None]).normalize(values.y)
+        z = z - divide(values.weighted(z).sum(BATCH), weight)[..., None]
+        columns = xp.moveaxis(values.weighted(z), 0, -1)[..., 0, :]
+        rows = xp.moveaxis(z, 0, -3)[..., 0]
+        correlation = divide(matmul(columns, rows), weight[..., None])
+        return CovarianceSummary(weight[..., 0], mean, std, correlation, skipped[..., 0])
 
     def _merge(self, stacked: CovarianceSummary) -> CovarianceSummary:
         n = stacked.weight[..., None]
         weight, mean, std = _merge(n, stacked.mean, stacked.std)
-        share = divide(n, weight)[..., None]
         within = outer(divide(stacked.std, std)) * stacked.correlation
         between = outer(Affine(std, mean).normalize(stacked.mean))
-        correlation = (share * (within + between)).sum(0)
+        correlation = (divide(n, weight)[..., None] * (within + between)).sum(0)
         return CovarianceSummary(weight[..., 0], mean, std, correlation, stacked.skipped.sum(0))
 
     def _absorb(self, state: CovarianceState, summary: CovarianceSummary) -> CovarianceState:
         weight, mean, std, correlation, skipped = summary
-        beta, fresh = step_size(self.beta, self.nu0, state.count, state.mu)
-        moved = _advance(state, mean, std, beta[..., None], fresh[..., None])
-        sigma, b = moved["sigma"], beta[..., None, None]
-        before = outer(divide(state.sigma, sigma)) * state.correlation
-        jump = outer(Affine(sigma, state.mu).normalize(mean))
+        xp = namespace(mean)
+        beta, fresh = step_size(self.beta, self.nu0, state.counts[0], mean)
+        moments = _advance(state.moments, mean, std, beta[..., None], fresh[..., None])
+        sigma, b = moments[1], beta[..., None, None]
+        before = outer(divide(state.moments[1], sigma)) * state.correlation
+        jump = outer(Affine(sigma, state.moments[0]).normalize(mean))
         within = outer(divide(std, sigma)) * correlation
         C = (1 - b) * (before + b * jump) + b * within
-        C = namespace(C).where(fresh[..., None, None], correlation, C)
-        new = state._replace(**moved, correlation=C * (1 - eye(std)) + eye(std))
-        return counted(state, new, weight, skipped)
+        C = xp.where(fresh[..., None, None], correlation, C) * (1 - eye(std)) + eye(std)
+        got = (weight > 0)[..., None]
+        return CovarianceState(
+            tally(state.counts, weight, skipped),
+            xp.where(got, moments, state.moments),
+            xp.where(got[..., None], C, state.correlation),
+        )
 
 
-def _measure(y: Array, w: Array) -> tuple[Array, Array, Array]:
-    """Total weight, weighted mean and standard deviation over the first axis.
+def _start(zero: Array, nu0: float | None) -> Array:
+    return namespace(zero).stack((zero, zero + math.sqrt(nu0 or 0.0), zero, zero))
+
+
+def _resolved(moments: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation, of which the mean's precision can tell any that is not 0."""
+    xp = namespace(moments)
+    mu, sigma = moments[0], moments[1]
+    return mu, xp.where(sigma > 0, xp.maximum(sigma, eps_of(mu) * xp.abs(mu)), 0.0)
+
+
+def _measure(targets: Targets) -> tuple[Array, Array, Array, Array]:
+    """Total weight, mean and standard deviation of a batch, and how many targets were left out.
 
     Deviations are taken from the middle of the range, which is one of the targets if all are the
     same, so that a constant batch has a spread of 0 and not of a rounding error.
     """
-    xp = namespace(y)
-    weight, low, high = weighted_range(y, w)
-    u = power_of_two(xp.maximum(xp.abs(low), xp.abs(high)))
-    middle = (low / u + high / u) / 2
-    d = y / u - middle
-    mean = divide((w * d).sum(0), weight)
-    variance = divide((w * (d - mean) ** 2).sum(0), weight)
-    return weight, u * (middle + mean), u * xp.sqrt(variance)
+    low, high = targets.range()
+    u, per_u = unit(low, high)
+    middle = (low * per_u + high * per_u) / 2
+
+    def deviation(values: Values) -> Array:
+        return values.y * per_u[..., None] - middle[..., None]
+
+    weight, skipped, total = targets.sums(lambda v: (*v.totals(), v.weighted(deviation(v))))
+    mean = divide(total, weight)
+    (total,) = targets.sums(lambda v: (v.weighted((deviation(v) - mean[..., None]) ** 2),))
+    return weight, u * (middle + mean), u * namespace(total).sqrt(divide(total, weight)), skipped
 
 
 def _merge(n: Array, mean: Array, std: Array) -> tuple[Array, Array, Array]:
-    """The same of several batches, stacked along the first axis, as one."""
+    """Total weight, mean and standard deviation of batches, stacked along the first axis, as one."""
     xp = namespace(mean)
-    weight, centre, between = _measure(mean, n)
-    largest = xp.maximum(xp.amax(std, axis=0), between)
-    u = power_of_two(largest)
-    within = divide((n * (std / u) ** 2).sum(0), weight)
-    return weight, centre, u * xp.sqrt(within + (between / u) ** 2)
+    weight, centre, between, _ = _measure(Targets(Batch(mean[..., None], weights=n[..., None])))
+    u, per_u = unit(xp.amax(std, axis=0), between)
+    within = divide((n * (std * per_u) ** 2).sum(0), weight)
+    return weight, centre, u * xp.sqrt(within + (between * per_u) ** 2)
 
 
-def _advance(
-    state: MomentsState | CovarianceState, mean: Array, std: Array, beta: Array, fresh: Array
-) -> dict[str, Array]:
+def _advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) -> Array:
     r"""Eq. 4 without cancellation; where fresh, the batch is adopted.
 
     The increment of $\sigma$ is that of $\sigma^2$ divided by $\sigma_t + \sigma_{t-1}$, so that what
     rounding loses of it can be carried, as for $\mu$.
     """
-    xp = namespace(state.mu)
-    sizes = xp.maximum(xp.abs(state.mu), state.sigma), xp.maximum(xp.abs(mean), std)
-    u = power_of_two(xp.maximum(*sizes))
-    mu, mu_carry, sigma, sigma_carry = (
-        x / u for x in (state.mu, state.mu_carry, state.sigma, state.sigma_carry)
-    )
-    y, s = mean / u, std / u
+    xp = namespace(moments)
+    u, per_u = unit(moments[0], moments[1], mean, std)
+    mu, sigma, mu_carry, sigma_carry = moments * per_u
+    y, s = mean * per_u, std * per_u
     delta = (y - mu) - eps_of(mu) * mu_carry
     root = xp.sqrt((1 - beta) * (sigma**2 + beta * delta**2) + beta * s**2)
     growth = divide(beta * ((1 - beta) * delta**2 + s**2 - sigma**2), root + sigma)
-    mu, mu_carry = accumulate(mu, mu_carry, beta * delta)
     near = xp.abs(growth) <= sigma / 2
+    mu, mu_carry = accumulate(mu, mu_carry, beta * delta)
     grown, sigma_carry = accumulate(sigma, sigma_carry, growth)
-    return {
-        "mu": xp.where(fresh, mean, u * mu),
-        "mu_carry": xp.where(fresh, 0.0, u * mu_carry),
-        "sigma": xp.where(fresh, std, u * xp.where(near, grown, root)),
-        "sigma_carry": xp.where(near & ~fresh, u * sigma_carry, 0.0),
-    }
+    moved = xp.stack((mu, xp.where(near, grown, root), mu_carry, xp.where(near, sigma_carry, 0.0)))
+    adopted = xp.stack((y, s, 0 * y, 0 * s))
+    return u * xp.where(fresh, adopted, moved)

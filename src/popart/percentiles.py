@@ -6,6 +6,7 @@ what lies between the bounds to [-1, 1].
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,36 +14,32 @@ from typing import NamedTuple
 from popart._arrays import (
     Array,
     accumulate,
-    add_to_count,
     divide,
+    eps_of,
     namespace,
-    power_of_two,
     take_along_first_axis,
+    unit,
 )
 from popart.affine import Affine
+from popart.batches import Batch, Targets, Values
 from popart.correspondence import check_ratio
-from popart.rules import (
-    Rule,
-    Targets,
-    check_settings,
-    counted,
-    empty,
-    resolution,
-    step_size,
-    weighted_range,
-)
+from popart.rules import Rule, check_settings, empty, step_size, tally
 from popart.steps import Step
 
 
 class BoundsState(NamedTuple):
-    """y_min and y_max, each with the part that its last bit cannot hold."""
+    """Rows of `bounds`: y_min, y_max, and what the last bit of each cannot hold."""
 
-    count: Array
-    low: Array
-    low_carry: Array
-    high: Array
-    high_carry: Array
-    skipped: Array
+    counts: Array
+    bounds: Array
+
+    @property
+    def low(self) -> Array:
+        return self.bounds[0]
+
+    @property
+    def high(self) -> Array:
+        return self.bounds[1]
 
 
 class BoundsSummary(NamedTuple):
@@ -62,53 +59,58 @@ class _Bounds(Rule[BoundsState, BoundsSummary]):
     beta: float | Step
     nu0: float | None
 
-    def _pulls(self, y: Array, low: Array, high: Array, u: Array) -> tuple[Array, Array]:
-        """How far each target would move y_min and y_max with a step of 1, all in units of u."""
-        raise NotImplementedError
+    @abstractmethod
+    def _pulls(self, y: Array, low: Array, high: Array, one: Array) -> tuple[Array, Array]:
+        """How far each target would move y_min and y_max with a step of 1.
+
+        All in a unit in which a length of 1 in the targets' own units is `one`.
+        """
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> BoundsState:
-        zero, count = empty(shape, like)
+        zero, counts = empty(shape, like)
         start = math.sqrt(self.nu0 or 0.0)
-        return BoundsState(count, zero - start, zero, zero + start, zero, count)
+        return BoundsState(counts, namespace(zero).stack((zero - start, zero + start, zero, zero)))
 
     def affine(self, state: BoundsState) -> Affine:
-        return _between(state.low, state.high, (state.count > 0) | (self.nu0 is not None))
+        return _between(state.low, state.high, (state.counts[0] > 0) | (self.nu0 is not None))
 
     def _summarize(self, state: BoundsState, targets: Targets) -> BoundsSummary:
-        y, w, skipped = targets
-        weight, least, largest = weighted_range(y, w)
-        u = _unit(state.low, state.high, least, largest)
-        pulls = self._pulls(y / u, state.low / u, state.high / u, u)
-        down, up = (u * divide((w * pull).sum(0), weight) for pull in pulls)
+        least, largest = targets.range()
+        u, per_u = unit(state.low, state.high, least, largest)
+        low, high, per_u = (x[..., None] for x in (state.low * per_u, state.high * per_u, per_u))
+
+        def terms(v: Values) -> tuple[Array, ...]:
+            return *v.totals(), *map(v.weighted, self._pulls(v.y * per_u, low, high, per_u))
+
+        weight, skipped, down, up = targets.sums(terms)
+        down, up = u * divide(down, weight), u * divide(up, weight)
         return BoundsSummary(weight, least, largest, down, up, skipped)
 
     def _merge(self, stacked: BoundsSummary) -> BoundsSummary:
         n, least, largest, down, up, skipped = stacked
-        weight, least, _ = weighted_range(least, n)
-        _, _, largest = weighted_range(largest, n)
+        weight = n.sum(0)
+        least, _ = Targets(Batch(least[..., None], weights=n[..., None])).range()
+        _, largest = Targets(Batch(largest[..., None], weights=n[..., None])).range()
         share = divide(n, weight)
         down, up = (share * down).sum(0), (share * up).sum(0)
         return BoundsSummary(weight, least, largest, down, up, skipped.sum(0))
 
     def _absorb(self, state: BoundsState, summary: BoundsSummary) -> BoundsState:
-        xp = namespace(state.low)
+        xp = namespace(state.bounds)
         weight, least, largest, down, up, skipped = summary
-        beta, _ = step_size(self.beta, self.nu0, state.count, state.low)
-        u = _unit(state.low, state.high, least, largest)
-        low, low_carry = accumulate(state.low / u, state.low_carry / u, beta * (down / u))
-        high, high_carry = accumulate(state.high / u, state.high_carry / u, beta * (up / u))
-        low, high = xp.minimum(low, high), xp.maximum(low, high)
-        first = state.count == 0
+        beta, _ = step_size(self.beta, self.nu0, state.counts[0], state.low)
+        u, per_u = unit(state.low, state.high, least, largest)
+        low, high, low_carry, high_carry = state.bounds * per_u
+        low, low_carry = accumulate(low, low_carry, beta * (down * per_u))
+        high, high_carry = accumulate(high, high_carry, beta * (up * per_u))
+        moved = u * xp.stack((xp.minimum(low, high), xp.maximum(low, high), low_carry, high_carry))
+        first = state.counts[0] == 0
+        least = xp.where(first, least, xp.minimum(state.low, least))
+        largest = xp.where(first, largest, xp.maximum(state.high, largest))
+        seen = xp.stack((least, largest, 0 * least, 0 * largest))
         flat = (state.low == state.high) & (self.nu0 is None)
-        new = BoundsState(
-            state.count,
-            xp.where(flat, xp.where(first, least, xp.minimum(state.low, least)), u * low),
-            xp.where(flat, 0.0, u * low_carry),
-            xp.where(flat, xp.where(first, largest, xp.maximum(state.high, largest)), u * high),
-            xp.where(flat, 0.0, u * high_carry),
-            state.skipped,
-        )
-        return counted(state, new, weight, skipped)
+        bounds = xp.where(weight > 0, xp.where(flat, seen, moved), state.bounds)
+        return BoundsState(tally(state.counts, weight, skipped), bounds)
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,9 @@ class Percentiles(_Bounds):
         check_settings(self.beta, self.nu0)
         check_ratio(self.p)
 
-    def _pulls(self, y: Array, low: Array, high: Array, u: Array) -> tuple[Array, Array]:
+    def _pulls(self, y: Array, low: Array, high: Array, one: Array) -> tuple[Array, Array]:
         xp = namespace(y)
-        step = high - low if self.relative else 1 / u
+        step = high - low if self.relative else one
         beyond = (1 - self.p) / 2
         down = xp.where(y < low, beyond - 1, beyond)
         up = xp.where(y > high, 1 - beyond, -beyond)
@@ -167,7 +169,7 @@ class Expectiles(_Bounds):
         check_settings(self.beta, self.nu0)
         check_ratio(self.p)
 
-    def _pulls(self, y: Array, low: Array, high: Array, u: Array) -> tuple[Array, Array]:
+    def _pulls(self, y: Array, low: Array, high: Array, one: Array) -> tuple[Array, Array]:
         xp = namespace(y)
         inside = (1 - self.p) / (1 + self.p)
         down, up = y - low, y - high
@@ -192,23 +194,26 @@ class Extremes(_Bounds):
         check_settings(self.beta, self.nu0)
 
     def _summarize(self, state: BoundsState, targets: Targets) -> BoundsSummary:
-        weight, least, largest = weighted_range(targets.values, targets.weights)
-        return BoundsSummary(weight, least, largest, least * 0, largest * 0, targets.skipped)
+        least, largest = targets.range()
+        weight, skipped = targets.sums(Values.totals)
+        return BoundsSummary(weight, least, largest, 0 * least, 0 * largest, skipped)
+
+    def _pulls(self, y: Array, low: Array, high: Array, one: Array) -> tuple[Array, Array]:
+        return y - low, y - high
 
     def _absorb(self, state: BoundsState, summary: BoundsSummary) -> BoundsState:
-        u = _unit(state.low, state.high, summary.least, summary.largest)
-        down = u * (summary.least / u - state.low / u)
-        up = u * (summary.largest / u - state.high / u)
-        return super()._absorb(state, summary._replace(pull_low=down, pull_high=up))
+        u, per_u = unit(state.low, state.high, summary.least, summary.largest)
+        down, _ = self._pulls(summary.least * per_u, state.low * per_u, state.low, per_u)
+        _, up = self._pulls(summary.largest * per_u, state.low, state.high * per_u, per_u)
+        return super()._absorb(state, summary._replace(pull_low=u * down, pull_high=u * up))
 
 
 class OrderStatisticsState(NamedTuple):
     """The last targets, oldest first, with their weights: 0 where there is none yet."""
 
-    count: Array
+    counts: Array
     values: Array
     weights: Array
-    skipped: Array
 
 
 class OrderStatisticsSummary(NamedTuple):
@@ -244,9 +249,9 @@ class OrderStatistics(Rule[OrderStatisticsState, OrderStatisticsSummary]):
             raise ValueError(f"capacity is {self.capacity!r}; it must be at least 1")
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> OrderStatisticsState:
-        _, count = empty(shape, like)
+        _, counts = empty(shape, like)
         values, _ = empty((self.capacity, *shape), like)
-        return OrderStatisticsState(count, values, values, count)
+        return OrderStatisticsState(counts, values, values)
 
     def affine(self, state: OrderStatisticsState) -> Affine:
         xp = namespace(state.values)
@@ -260,8 +265,13 @@ class OrderStatistics(Rule[OrderStatisticsState, OrderStatisticsSummary]):
         )
 
     def _summarize(self, state: OrderStatisticsState, targets: Targets) -> OrderStatisticsSummary:
-        y = targets.values + namespace(targets.weights).zeros_like(targets.weights)
-        return OrderStatisticsSummary(y, targets.weights, targets.skipped)
+        values = targets.values
+        xp = namespace(values.y)
+        _, skipped = targets.sums(Values.totals)
+        w, _ = values.totals()
+        y, w = (xp.moveaxis(x, -1, 1) for x in (values.y + xp.zeros_like(w), w))
+        shape = (-1, *w.shape[2:])
+        return OrderStatisticsSummary(y.reshape(shape), w.reshape(shape), skipped)
 
     def _merge(self, stacked: OrderStatisticsSummary) -> OrderStatisticsSummary:
         shape = (-1, *stacked.values.shape[2:])
@@ -276,12 +286,10 @@ class OrderStatistics(Rule[OrderStatisticsState, OrderStatisticsSummary]):
         values = xp.concatenate((state.values, summary.values))
         weights = xp.concatenate((state.weights, summary.weights))
         order = xp.argsort(xp.where(weights > 0, 1, 0), axis=0, stable=True)[-self.capacity :]
-        got = xp.any(summary.weights > 0, axis=0)
         return OrderStatisticsState(
-            add_to_count(state.count, xp.where(got, 1, 0)),
+            tally(state.counts, summary.weights.sum(0), summary.skipped),
             take_along_first_axis(values, order),
             take_along_first_axis(weights, order),
-            add_to_count(state.skipped, summary.skipped),
         )
 
 
@@ -294,21 +302,13 @@ def _order_statistic(y: Array, w: Array, n: Array) -> Array:
     xp = namespace(y)
     end = xp.cumsum(w, axis=0)
     covered = (xp.minimum(end, n) - xp.maximum(end - w, n - 1)).clip(0, None)
-    u = power_of_two(xp.amax(xp.abs(y), axis=0))
-    return u * divide((covered * (y / u)).sum(0), covered.sum(0))
+    u, per_u = unit(xp.amax(xp.abs(y), axis=0))
+    return u * divide((covered * (y * per_u)).sum(0), covered.sum(0))
 
 
 def _between(low: Array, high: Array, seen: Array) -> Affine:
     """The map that takes [low, high] to [-1, 1]."""
     xp = namespace(low)
     shift, scale = low / 2 + high / 2, high / 2 - low / 2
-    return Affine(xp.where(scale > 0, xp.maximum(scale, resolution(shift)), 0.0), shift, seen)
-
-
-def _unit(*arrays: Array) -> Array:
-    """A power of two of the size of the largest of all."""
-    xp = namespace(*arrays)
-    largest = xp.abs(arrays[0])
-    for x in arrays[1:]:
-        largest = xp.maximum(largest, xp.abs(x))
-    return power_of_two(largest)
+    floor = eps_of(shift) * xp.abs(shift)
+    return Affine(xp.where(scale > 0, xp.maximum(scale, floor), 0.0), shift, seen)

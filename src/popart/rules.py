@@ -1,6 +1,5 @@
 """What every rule has in common: how targets are taken in, summarised, merged and counted."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +9,8 @@ import numpy as np
 
 from popart._arrays import (
     Array,
-    Namespace,
     add_to_count,
     asarray,
-    eps_of,
     float_dtype,
     is_concrete,
     is_float,
@@ -21,6 +18,7 @@ from popart._arrays import (
     to_numpy,
 )
 from popart.affine import Affine
+from popart.batches import Targets, Values, take_in
 from popart.steps import Step, as_step, check_beta
 
 State = TypeVar("State", bound=Any)
@@ -30,9 +28,10 @@ Summary = TypeVar("Summary", bound=Any)
 class Rule(ABC, Generic[State, Summary]):
     """How targets are measured (ART): settings, and pure functions of a state.
 
-    A state is a NamedTuple of arrays of one shape: `()` for one normalisation of everything, `(k,)`
-    for one per output, `(tasks, ...)` for one per task. It counts the updates (`count`) and the
-    targets that were left out because they were not finite (`skipped`).
+    A state is a NamedTuple of arrays for statistics of some shape: `()` for one normalisation of
+    everything, `(k,)` for one per output, `(tasks, ...)` for one per task. Its first array, `counts`,
+    has the number of updates in `counts[0]`, and in `counts[1]` the number of targets that were left
+    out because they were not finite.
     """
 
     @abstractmethod
@@ -44,7 +43,7 @@ class Rule(ABC, Generic[State, Summary]):
         """
 
     @abstractmethod
-    def _summarize(self, state: State, targets: "Targets") -> Summary: ...
+    def _summarize(self, state: State, targets: Targets) -> Summary: ...
 
     @abstractmethod
     def _merge(self, stacked: Summary) -> Summary: ...
@@ -55,6 +54,10 @@ class Rule(ABC, Generic[State, Summary]):
     @abstractmethod
     def affine(self, state: State) -> Affine:
         """The normalisation that the state stands for."""
+
+    def _statistic(self, state: State) -> Array:
+        """Any one of the statistics, for its shape and precision."""
+        return state[1][0]
 
     @property
     def _event_axes(self) -> int:
@@ -80,7 +83,7 @@ class Rule(ABC, Generic[State, Summary]):
             index: which task each target is of, `(*batch,)`, for statistics of shape
                 `(tasks, *shape)`. A task without a target is left as it was.
 
-        Targets that are not finite are left out and counted in `skipped`.
+        Targets that are not finite are left out and counted.
         """
         summary = self.summarize(state, targets, mask=mask, weights=weights, index=index)
         return self.absorb(state, summary)
@@ -96,9 +99,8 @@ class Rule(ABC, Generic[State, Summary]):
     ) -> Summary:
         """What `absorb` needs to know of a batch. Replicas merge theirs before they absorb it."""
         state = follow(state, targets)
-        like = self.affine(state).shift
-        batch = take_in(tuple(like.shape), like, targets, mask, weights, index, self._event_axes)
-        return self._summarize(state, batch)
+        taken = take_in(self._statistic(state), targets, mask, weights, index, self._event_axes)
+        return self._summarize(state, taken)
 
     def merge(self, summaries: Sequence[Summary] | Summary) -> Summary:
         """The summary of several batches as one: of the whole batch when each replica has a part.
@@ -117,116 +119,6 @@ class Rule(ABC, Generic[State, Summary]):
         return self._absorb(follow(state, summary[0]), summary)
 
 
-class Targets(NamedTuple):
-    """A batch as `(n, *shape)` arrays: those that are left out have weight 0 and value 0.
-
-    Per-task statistics see every target, with weight 0 for all tasks but its own; `values` then
-    broadcasts with `weights`.
-    """
-
-    values: Array
-    weights: Array
-    skipped: Array
-
-
-def take_in(
-    shape: tuple[int, ...],
-    like: Array,
-    targets: Array,
-    mask: Array,
-    weights: Array,
-    index: Array,
-    event_axes: int,
-) -> Targets:
-    """Check a batch against statistics of this shape, flatten it, leave out what is not finite."""
-    xp = namespace(like)
-    if index is not None and not shape:
-        raise ValueError("index needs statistics per task, from init((tasks, ...)); these have shape ()")
-    one = shape if index is None else shape[1:]
-    measured = one[: len(one) - event_axes]
-    y = asarray(xp, targets, like.dtype, like)
-    batch = _batch_shape(tuple(y.shape), one)
-    if 0 in batch:
-        return _nothing(shape[: len(shape) - event_axes], like)
-    y = y.reshape((-1, *one)) if batch else y[None]
-    finite = xp.isfinite(y)
-    if event_axes:
-        finite = xp.all(finite, axis=-1)
-    values = xp.where(finite[..., None] if event_axes else finite, y, 0.0)
-    eligible, w = True, None
-    if mask is not None:
-        eligible = _per_target(asarray(xp, mask, xp.bool, like), batch, measured, "mask")
-    if weights is not None:
-        w = _per_target(asarray(xp, weights, like.dtype, like), batch, measured, "weights")
-        _check_weights(w)
-        eligible = eligible & xp.isfinite(w) & (w > 0)
-    if index is not None:
-        member = _membership(xp, index, batch, shape[0], like)
-        member = member.reshape((*member.shape, *(1,) * len(measured)))
-        eligible = member if eligible is True else member & eligible[:, None]
-        values, finite, w = values[:, None], finite[:, None], None if w is None else w[:, None]
-    share = asarray(xp, finite & eligible, like.dtype, like)
-    if w is not None:
-        share = xp.where(share > 0, w, 0.0)
-    return Targets(values, share, xp.sum(~finite & eligible, axis=0, dtype=xp.int32))
-
-
-def _nothing(shape: tuple[int, ...], like: Array) -> Targets:
-    """An empty batch: one target that does not count."""
-    zeros, count = empty(shape, like)
-    return Targets(like[None] * 0, zeros[None], count)
-
-
-def _batch_shape(shape: tuple[int, ...], one: tuple[int, ...]) -> tuple[int, ...]:
-    lead = len(shape) - len(one)
-    if lead < 0 or shape[lead:] != one:
-        raise ValueError(
-            f"targets have shape {shape}; these statistics measure targets of shape (*batch, "
-            f"{', '.join(map(str, one))})"
-        )
-    return shape[:lead]
-
-
-def _per_target(x: Array, batch: tuple[int, ...], measured: tuple[int, ...], name: str) -> Array:
-    """X of shape (*batch,) or (*batch, *measured), as (n, *measured or ones)."""
-    shape = tuple(x.shape)
-    if shape == batch:
-        return x.reshape((-1, *(1,) * len(measured)))
-    if shape == (*batch, *measured):
-        return x.reshape((-1, *measured))
-    allowed = " or ".join(map(str, dict.fromkeys((batch, (*batch, *measured)))))
-    raise ValueError(f"{name} has shape {shape}; it may have {allowed}")
-
-
-def _check_weights(w: Array) -> None:
-    if is_concrete(w):
-        values = to_numpy(w)
-        if values.size and not (values.min() >= 0 and values.max() < float("inf")):
-            raise ValueError(
-                f"weights reach from {values.min()} to {values.max()}; they must be in [0, inf)"
-            )
-
-
-def _membership(xp: Namespace, index: Array, batch: tuple[int, ...], tasks: int, like: Array) -> Array:
-    """Which target is of which task, (n, tasks). One mask per task: no order of adding is left open,
-    as it would be with a scatter on a GPU.
-    """
-    index = index if namespace(index) is xp and hasattr(index, "dtype") else xp.asarray(index)
-    if is_float(xp, index.dtype) or index.dtype == xp.bool:
-        raise ValueError(f"index has dtype {index.dtype}; it must be of integers")
-    if tuple(index.shape) != batch:
-        raise ValueError(f"index has shape {tuple(index.shape)}; the batch has shape {batch}")
-    if is_concrete(index):
-        values = to_numpy(index)
-        if values.size and not 0 <= values.min() <= values.max() < tasks:
-            raise ValueError(
-                f"index reaches from {values.min()} to {values.max()}; "
-                f"these statistics are of tasks 0 to {tasks - 1}"
-            )
-    task = asarray(xp, xp.arange(tasks), index.dtype, index)
-    return index.reshape((-1, 1)) == task
-
-
 def follow(state: State, targets: Array) -> State:
     """A state of NumPy arrays in the module, precision and on the device of targets of another."""
     xp = namespace(targets, *state)
@@ -239,19 +131,10 @@ def follow(state: State, targets: Array) -> State:
 
 
 def empty(shape: Sequence[int], like: Array) -> tuple[Array, Array]:
-    """Zeros of this shape: the statistics' floats, and int32 counts."""
+    """Zeros for statistics of this shape, and for their counts."""
     xp = namespace(like)
-    zeros = xp.zeros(tuple(shape))
-    return asarray(xp, zeros, float_dtype(xp, like), like), asarray(xp, zeros, xp.int32, like)
-
-
-def weighted_range(y: Array, w: Array) -> tuple[Array, Array, Array]:
-    """Total weight, least and largest value over the first axis, of what has weight; 0 of nothing."""
-    xp = namespace(y)
-    weight = w.sum(0)
-    least = xp.amin(xp.where(w > 0, y, math.inf), axis=0)
-    largest = xp.amax(xp.where(w > 0, y, -math.inf), axis=0)
-    return weight, xp.where(weight > 0, least, 0.0), xp.where(weight > 0, largest, 0.0)
+    zeros = asarray(xp, xp.zeros(tuple(shape)), float_dtype(xp, like), like)
+    return zeros, asarray(xp, xp.stack((zeros, zeros)), xp.int32, like)
 
 
 def step_size(beta: float | Step, nu0: float | None, count: Array, like: Array) -> tuple[Array, Array]:
@@ -264,22 +147,11 @@ def step_size(beta: float | Step, nu0: float | None, count: Array, like: Array) 
     return b, (b >= 1) if nu0 is not None else (b >= 1) | (count == 0)
 
 
-def counted(old: State, new: State, weight: Array, skipped: Array) -> State:
-    """`new` where the batch had any weight, else `old`; one more update there."""
-    xp = namespace(weight)
-    got = weight > 0
-
-    def pick(a: Array, b: Array) -> Array:
-        return a if a is b else xp.where(got.reshape((*got.shape, *(1,) * (b.ndim - got.ndim))), a, b)
-
-    count = add_to_count(old.count, asarray(xp, got, xp.int32, weight))
-    skipped = add_to_count(old.skipped, skipped)
-    return type(old)(*map(pick, new, old))._replace(count=count, skipped=skipped)
-
-
-def resolution(x: Array) -> Array:
-    """The least spread around x that its precision can tell from none."""
-    return eps_of(x) * namespace(x).abs(x)
+def tally(counts: Array, weight: Array, skipped: Array) -> Array:
+    """The counts after a batch: one more update where it had any weight, and what was left out."""
+    xp = namespace(counts)
+    more = xp.stack((asarray(xp, weight > 0, skipped.dtype, skipped), skipped))
+    return add_to_count(counts, asarray(xp, more, xp.int32, counts))
 
 
 def check_settings(beta: float | Step, nu0: float | None) -> None:
@@ -295,18 +167,17 @@ def check_finite(state: Any) -> None:
     Updates never raise for them, so that they run in compiled code and without waiting for a device;
     call this where a wait does no harm.
     """
-    skipped = to_numpy(state.skipped)
+    skipped = to_numpy(state.counts[1])
     if skipped.any():
         raise FloatingPointError(f"targets that were not finite were left out: {skipped} of them")
 
 
 class FixedState(NamedTuple):
-    """Counts, and the scale and shift as arrays."""
+    """The scale and shift as arrays."""
 
-    count: Array
+    counts: Array
     scale: Array
     shift: Array
-    skipped: Array
 
 
 class FixedSummary(NamedTuple):
@@ -331,7 +202,7 @@ class Fixed(Rule[FixedState, FixedSummary]):
             raise ValueError(f"shift is {self.shift!r}; it must be finite")
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> FixedState:
-        zero, count = empty(shape, like)
+        zero, counts = empty(shape, like)
         xp = namespace(zero)
         scale, shift = (asarray(xp, x, zero.dtype, zero) for x in (self.scale, self.shift))
         if (zero + scale + shift).shape != zero.shape:
@@ -339,16 +210,19 @@ class Fixed(Rule[FixedState, FixedSummary]):
                 f"shape is {tuple(shape)}; it does not hold a scale of shape {tuple(scale.shape)} "
                 f"and a shift of shape {tuple(shift.shape)}"
             )
-        return FixedState(count, zero + scale, zero + shift, count)
+        return FixedState(counts, zero + scale, zero + shift)
+
+    def _statistic(self, state: FixedState) -> Array:
+        return state.scale
 
     def affine(self, state: FixedState) -> Affine:
-        return Affine(state.scale, state.shift, state.count >= 0)
+        return Affine(state.scale, state.shift, state.counts[0] >= 0)
 
     def _summarize(self, state: FixedState, targets: Targets) -> FixedSummary:
-        return FixedSummary(targets.weights.sum(0), targets.skipped)
+        return FixedSummary(*targets.sums(Values.totals))
 
     def _merge(self, stacked: FixedSummary) -> FixedSummary:
         return FixedSummary(stacked.weight.sum(0), stacked.skipped.sum(0))
 
     def _absorb(self, state: FixedState, summary: FixedSummary) -> FixedState:
-        return counted(state, state, summary.weight, summary.skipped)
+        return state._replace(counts=tally(state.counts, *summary))
