@@ -96,11 +96,9 @@ def preserve(
         scaled = matmul(factor, x) if factor.ndim > near.ndim else factor[..., None] * x
         return xp.where(near[..., None], x, 0.0) + scaled
 
-    turn = layout == "in_out" and factor.ndim > 0
-    columns = xp.swapaxes(weight, -1, -2) if turn else weight
-    W = rescaled(columns)
-    W = xp.swapaxes(W, -1, -2) if turn else W
-    W = asarray(xp, W, weight.dtype, weight)
+    turned = layout == "in_out" and factor.ndim > 0
+    columns = rescaled(xp.swapaxes(weight, -1, -2) if turned else weight)
+    W = asarray(xp, xp.swapaxes(columns, -1, -2) if turned else columns, weight.dtype, weight)
     if bias is None:
         return W, None
     b = rescaled(bias[..., None])[..., 0] + moved
@@ -229,14 +227,15 @@ def _check_new_scale(old: Affine, new: Affine) -> None:
     before, after, seen = to_numpy(old.scale), to_numpy(new.scale), to_numpy(old.seen)
     if not (np.isfinite(after).all() and np.isfinite(to_numpy(new.shift)).all()):
         raise ValueError(f"new has scale {after} and shift {to_numpy(new.shift)}; both must be finite")
-    if not new.is_dense:
-        singular = (after == 0) & seen & (before if not old.is_dense else before.any(-1)).astype(bool)
+    if new.is_dense:
+        live = np.any(after, axis=-1, keepdims=True)
+        size = np.where(live, np.abs(after).max(-1, keepdims=True), 1.0)
+        rows = (after / size).astype(float) + np.eye(after.shape[-1]) * ~live
+        singular = seen.any() and bool((np.linalg.cond(rows) > 1 / np.finfo(after.dtype).eps).any())
     else:
-        live = after.any(-1)
-        size = np.where(live, np.abs(after).max(-1), 1.0)
-        rows = after / size[..., None] + np.eye(after.shape[-1]) * ~live[..., None]
-        singular = seen.any() & ~(np.linalg.cond(rows.astype(float)) < 1 / np.finfo(after.dtype).eps)
-    if np.any(singular):
+        spread = before.any(-1) if old.is_dense else before != 0
+        singular = bool(np.any((after == 0) & seen & spread))
+    if singular:
         raise ValueError(
             f"new.scale is singular: {after}; outputs that differ cannot be kept by a layer whose "
             "outputs are all the shift"

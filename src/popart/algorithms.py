@@ -6,14 +6,17 @@ features; `jacobian(theta, X)` is the matrix $J = (\nabla_\theta h_1, \ldots, \n
 column per feature.
 """
 
+# pyright: reportConstantRedefinition=false
+
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-Vector = np.ndarray[Any, np.dtype[np.floating[Any]]]
-Matrix = np.ndarray[Any, np.dtype[np.floating[Any]]]
-Features = Callable[[Vector, Vector], Any]
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+Features = Callable[[Vector, Vector], NDArray[np.float64]]
 
 
 class PopArtParameters(NamedTuple):

@@ -1,7 +1,6 @@
 """How a batch of targets is taken in: checked, folded, sifted, and reduced to a few numbers."""
 
 import math
-import operator
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
@@ -124,8 +123,10 @@ class Targets:
             return tuple(reduce(x, axis=BATCH) for x in f(self._sift(batch)))
 
         def row_by_row(batch: Batch) -> tuple[Array, ...]:
-            rows = jax.tree.map(lambda x: x[:, None], batch)
-            first, rest = (jax.tree.map(operator.itemgetter(at), rows) for at in (0, slice(1, None)))
+            first, rest = (
+                Batch(*(x if x is None else x[at] for x in batch))
+                for at in ((slice(0, 1)), (slice(1, None), None))
+            )
 
             def add_row(total: tuple[Array, ...], row: Batch) -> tuple[tuple[Array, ...], None]:
                 return tuple(map(joined, total, f(self._sift(row)))), None
@@ -194,14 +195,10 @@ def _check_weights(w: Array) -> None:
     if is_concrete(w):
         values = to_numpy(w)
         if values.size and not (values.min() >= 0 and values.max() < float("inf")):
-            raise ValueError(
-                f"weights reach from {values.min()} to {values.max()}; they must be in [0, inf)"
-            )
+            raise ValueError(f"weights reach from {values.min()} to {values.max()}; they must be in [0, inf)")
 
 
-def _checked_index(
-    xp: Namespace, index: Array, batch: tuple[int, ...], tasks: int, like: Array
-) -> Array:
+def _checked_index(xp: Namespace, index: Array, batch: tuple[int, ...], tasks: int, like: Array) -> Array:
     if namespace(index) is not xp or not hasattr(index, "dtype"):
         index = asarray(xp, np.asarray(index), None, like)
     if is_float(xp, index.dtype) or index.dtype == xp.bool:

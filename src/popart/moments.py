@@ -195,8 +195,8 @@ class Covariance(Rule[CovarianceState, CovarianceSummary]):
         before = outer(divide(state.moments[1], sigma)) * state.correlation
         jump = outer(Affine(sigma, state.moments[0]).normalize(mean))
         within = outer(divide(std, sigma)) * correlation
-        C = (1 - b) * (before + b * jump) + b * within
-        C = xp.where(fresh[..., None, None], correlation, C) * (1 - eye(std)) + eye(std)
+        moved = (1 - b) * (before + b * jump) + b * within
+        C = xp.where(fresh[..., None, None], correlation, moved) * (1 - eye(std)) + eye(std)
         got = (weight > 0)[..., None]
         return CovarianceState(
             tally(state.counts, weight, skipped),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from popart._arrays import (
     Array,
     accumulate,
+    asarray,
     divide,
     eps_of,
     namespace,
@@ -43,7 +44,10 @@ class BoundsState(NamedTuple):
 
 
 class BoundsSummary(NamedTuple):
-    """Total weight of a batch, its least and largest target, and how far it pulls each bound."""
+    """Total weight of a batch, its least and largest target, and how far it pulls each bound.
+
+    The pulls are quarters, because the whole is up to four times the largest target.
+    """
 
     weight: Array
     least: Array
@@ -83,7 +87,7 @@ class _Bounds(Rule[BoundsState, BoundsSummary]):
             return *v.totals(), *map(v.weighted, self._pulls(v.y * per_u, low, high, per_u))
 
         weight, skipped, down, up = targets.sums(terms)
-        down, up = u * divide(down, weight), u * divide(up, weight)
+        down, up = u * (divide(down, weight) / 4), u * (divide(up, weight) / 4)
         return BoundsSummary(weight, least, largest, down, up, skipped)
 
     def _merge(self, stacked: BoundsSummary) -> BoundsSummary:
@@ -101,8 +105,8 @@ class _Bounds(Rule[BoundsState, BoundsSummary]):
         beta, _ = step_size(self.beta, self.nu0, state.counts[0], state.low)
         u, per_u = unit(state.low, state.high, least, largest)
         low, high, low_carry, high_carry = state.bounds * per_u
-        low, low_carry = accumulate(low, low_carry, beta * (down * per_u))
-        high, high_carry = accumulate(high, high_carry, beta * (up * per_u))
+        low, low_carry = accumulate(low, low_carry, beta * (4 * (down * per_u)))
+        high, high_carry = accumulate(high, high_carry, beta * (4 * (up * per_u)))
         moved = u * xp.stack((xp.minimum(low, high), xp.maximum(low, high), low_carry, high_carry))
         first = state.counts[0] == 0
         least = xp.where(first, least, xp.minimum(state.low, least))
@@ -115,7 +119,7 @@ class _Bounds(Rule[BoundsState, BoundsSummary]):
 
 @dataclass(frozen=True)
 class Percentiles(_Bounds):
-    r"""Follow the percentiles between which a part p of the targets lies (Eq. 5, Proposition 5).
+    r"""Follow the percentiles between which a part p of the targets lies (Eq. 7 and 8, Proposition 5).
 
     $$y^{max}_t = y^{max}_{t-1} + \beta_t \left(I(Y_t > y^{max}_{t-1}) - \tfrac{1-p}{2}\right) \qquad
       y^{min}_t = y^{min}_{t-1} - \beta_t \left(I(Y_t < y^{min}_{t-1}) - \tfrac{1-p}{2}\right)$$
@@ -139,12 +143,9 @@ class Percentiles(_Bounds):
         check_ratio(self.p)
 
     def _pulls(self, y: Array, low: Array, high: Array, one: Array) -> tuple[Array, Array]:
-        xp = namespace(y)
         step = high - low if self.relative else one
-        beyond = (1 - self.p) / 2
-        down = xp.where(y < low, beyond - 1, beyond)
-        up = xp.where(y > high, 1 - beyond, -beyond)
-        return step * down, step * up
+        below, above = (asarray(namespace(y), x, y.dtype, y) for x in (y < low, y > high))
+        return step * ((1 - self.p) / 2 - below), step * (above - (1 - self.p) / 2)
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Expectiles(_Bounds):
 
 @dataclass(frozen=True)
 class Extremes(_Bounds):
-    r"""Follow the extremes of minibatches (Eq. 7, Proposition 6).
+    r"""Follow the extremes of minibatches (Eq. 9, Proposition 6).
 
     $$y^{min}_t = (1 - \beta_t) y^{min}_{t-1} + \beta_t \min_b Y_{t,b} \qquad
       y^{max}_t = (1 - \beta_t) y^{max}_{t-1} + \beta_t \max_b Y_{t,b}$$
@@ -205,7 +206,7 @@ class Extremes(_Bounds):
         u, per_u = unit(state.low, state.high, summary.least, summary.largest)
         down, _ = self._pulls(summary.least * per_u, state.low * per_u, state.low, per_u)
         _, up = self._pulls(summary.largest * per_u, state.low, state.high * per_u, per_u)
-        return super()._absorb(state, summary._replace(pull_low=u * down, pull_high=u * up))
+        return super()._absorb(state, summary._replace(pull_low=u * (down / 4), pull_high=u * (up / 4)))
 
 
 class OrderStatisticsState(NamedTuple):
@@ -260,16 +261,14 @@ class OrderStatistics(Rule[OrderStatisticsState, OrderStatisticsSummary]):
         w = take_along_first_axis(state.weights, order)
         t = w.sum(0)
         middle, half = (t + 1) / 2, self.p * (t - 1) / 2
-        return _between(
-            _order_statistic(y, w, middle - half), _order_statistic(y, w, middle + half), t > 0
-        )
+        return _between(_order_statistic(y, w, middle - half), _order_statistic(y, w, middle + half), t > 0)
 
     def _summarize(self, state: OrderStatisticsState, targets: Targets) -> OrderStatisticsSummary:
         values = targets.values
         xp = namespace(values.y)
         _, skipped = targets.sums(Values.totals)
         w, _ = values.totals()
-        y, w = (xp.moveaxis(x, -1, 1) for x in (values.y + xp.zeros_like(w), w))
+        y, w = (xp.moveaxis(x, -1, 1) for x in (xp.where(w > 0, values.y, 0.0), w))
         shape = (-1, *w.shape[2:])
         return OrderStatisticsSummary(y.reshape(shape), w.reshape(shape), skipped)
 
@@ -279,9 +278,7 @@ class OrderStatistics(Rule[OrderStatisticsState, OrderStatisticsSummary]):
             stacked.values.reshape(shape), stacked.weights.reshape(shape), stacked.skipped.sum(0)
         )
 
-    def _absorb(
-        self, state: OrderStatisticsState, summary: OrderStatisticsSummary
-    ) -> OrderStatisticsState:
+    def _absorb(self, state: OrderStatisticsState, summary: OrderStatisticsSummary) -> OrderStatisticsState:
         xp = namespace(state.values)
         values = xp.concatenate((state.values, summary.values))
         weights = xp.concatenate((state.weights, summary.weights))

@@ -122,12 +122,14 @@ class Rule(ABC, Generic[State, Summary]):
 def follow(state: State, targets: Array) -> State:
     """A state of NumPy arrays in the module, precision and on the device of targets of another."""
     xp = namespace(targets, *state)
-    if all(namespace(x) is xp for x in state):
-        return state
-    dtype = float_dtype(xp, targets)
-    kinds = (dtype if is_float(namespace(x), x.dtype) else xp.int32 for x in state)
-    leaves = (asarray(xp, x, kind, targets) for x, kind in zip(state, kinds, strict=True))
-    return type(state)(*leaves)
+
+    def moved(x: Array) -> Array:
+        if namespace(x) is xp:
+            return x
+        dtype = float_dtype(xp, targets) if is_float(namespace(x), x.dtype) else xp.int32
+        return asarray(xp, x, dtype, targets)
+
+    return type(state)(*map(moved, state))
 
 
 def empty(shape: Sequence[int], like: Array) -> tuple[Array, Array]:

@@ -1,0 +1,40 @@
+# Each target makes the virtual environment that it needs.
+
+VENV ?= .venv
+PYTHON ?= python3
+PIP = $(VENV)/bin/pip --quiet --disable-pip-version-check
+WORKERS ?= auto
+
+.PHONY: reproduce test check lint types bench docs clean
+
+reproduce: $(VENV)/.lab ## what of the paper this machine can do; so far, an example that draws a figure
+	$(VENV)/bin/python examples/magnitudes.py runs/magnitudes
+
+test: $(VENV)/.dev ## all tests
+	$(VENV)/bin/python -m pytest -n $(WORKERS)
+
+check: lint types test ## lint, types and tests: what CI runs
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+types: $(VENV)/.dev
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+bench: $(VENV)/.bench ## the cost of an update beside peers, as ratios
+	$(VENV)/bin/python benchmarks/statistics.py
+
+docs: $(VENV)/.docs ## the documentation, in site/
+	$(VENV)/bin/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One environment for all: an extra is installed when a target first asks for it.
+$(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install --constraint constraints.txt --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,15 @@
+import pytest
+
+from tests.backends import BACKENDS, FLOAT32, Backend
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda b: b.name)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every way to run the core."""
+    return request.param
+
+
+@pytest.fixture(params=FLOAT32, ids=lambda b: b.name)
+def float32(request: pytest.FixtureRequest) -> Backend:
+    """Each module in single precision, compiled where it is meant to be."""
+    return request.param

@@ -1,0 +1,186 @@
+"""What goes wrong elsewhere, each with its number in the list of pitfalls that this project keeps."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import popart
+from tests.backends import Backend
+
+F32 = np.float32
+LARGE = float(F32(1e38))
+
+
+def test_pitfall_1_the_update_goes_to_the_preserved_weights() -> None:
+    """`preserve` returns the layer that is to be trained: its old one no longer has the old outputs."""
+    W, b, h = np.ones((1, 2)), np.zeros(1), np.array([1.0, 2.0])
+    old, new = popart.Affine(1.0, 0.0), popart.Affine(10.0, 50.0)
+    W_new, b_new = popart.preserve(W, b, old, new)
+    np.testing.assert_allclose(new.denormalize(W_new @ h + b_new), old.denormalize(W @ h + b))
+    assert new.denormalize(W @ h + b) == pytest.approx(80)
+
+
+def test_pitfall_2_a_large_batch_takes_one_step_not_one_per_target(float32: Backend) -> None:
+    rule = popart.Moments(beta=popart.constant(1e-3))
+
+    def f(few: Any, many: Any) -> Any:
+        start = rule.update(rule.init(like=few), few * 0)
+        return rule.affine(rule.update(start, few)), rule.affine(rule.update(start, many))
+
+    few, many = float32.call(f, np.full(4, 8.0, F32), np.full(65_536, 8.0, F32))
+    assert few.shift == many.shift == pytest.approx(8e-3)
+    np.testing.assert_allclose(few.scale, many.scale, rtol=1e-6)
+
+
+def test_pitfall_3_variance_does_not_cancel(float32: Backend) -> None:
+    y = np.random.default_rng(0).normal(1e4, 1, (50, 64)).astype(F32)
+    rule = popart.Moments(beta=0.01)
+
+    def step(state: Any, y: Any) -> Any:
+        state = rule.update(state, y)
+        return state, rule.affine(state).scale
+
+    scales = np.array(float32.run(step, rule.init(like=F32(0)), list(y))[1])
+    np.testing.assert_allclose(scales, 1, atol=0.2)
+    naive = (y[0] ** 2).mean() - y[0].mean() ** 2
+    assert abs(naive - 1) > 1
+
+
+def test_pitfall_4_normalizing_without_preserving_changes_every_output() -> None:
+    rng = np.random.default_rng(1)
+    W, b, h = rng.normal(size=(2, 8)), rng.normal(size=2), rng.normal(size=(8, 100))
+    old, new = popart.Affine(1.0, 0.0), popart.Affine(7.0, -3.0)
+    before = old.denormalize((W @ h).T + b)
+    W_new, b_new = popart.preserve(W, b, old, new)
+    np.testing.assert_allclose(new.denormalize((W_new @ h).T + b_new), before, rtol=1e-12, atol=1e-12)
+    assert (np.abs(new.denormalize((W @ h).T + b) - before) > 1e-3).all()
+
+
+def test_pitfall_5_prediction_and_target_are_normalized_by_the_same_map() -> None:
+    """Error times scale is the error in real units, which it is for no mixture of old and new."""
+    rule = popart.Moments(beta=0.3)
+    state = rule.update(rule.init(), [1.0, 3.0])
+    new_state = rule.update(state, [50.0, 90.0])
+    old, new = rule.affine(state), rule.affine(new_state)
+    W, b, h, Y = np.ones((1, 2)), np.ones(1), np.array([0.3, -0.4]), 50.0
+    W_new, b_new = popart.preserve(W, b, old, new)
+    error = W_new @ h + b_new - new.normalize(Y)
+    np.testing.assert_allclose(new.scale * error, old.denormalize(W @ h + b) - Y)
+
+
+def test_pitfall_6_a_state_is_all_there_is_to_save(tmp_path: Any) -> None:
+    rule = popart.Moments(beta=0.1)
+    y = np.random.default_rng(2).normal(size=(20, 8)).astype(F32)
+    state = rule.init(like=F32(0))
+    for batch in y[:10]:
+        state = rule.update(state, batch)
+    np.savez(tmp_path / "state.npz", **state._asdict())
+    with np.load(tmp_path / "state.npz") as saved:
+        loaded = type(state)(**saved)
+    for batch in y[10:]:
+        state, loaded = rule.update(state, batch), rule.update(loaded, batch)
+    for a, b in zip(state, loaded, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_pitfall_7_the_old_statistics_are_not_overwritten_by_the_new(float32: Backend) -> None:
+    rule = popart.Moments(beta=0.5)
+
+    def f(y: Any) -> Any:
+        state = rule.update(rule.init(like=y), y)
+        old = rule.affine(state)
+        new = rule.affine(rule.update(state, y + 100))
+        return old, new
+
+    old, new = float32.call(f, np.array([1.0, 3.0], F32))
+    assert (old.shift, old.scale) == (2, 1)
+    assert new.shift > 30
+
+
+def test_pitfall_8_outputs_are_kept_when_the_scale_is_at_its_floor() -> None:
+    rule = popart.Moments(beta=0.9, epsilon=4.0)
+    W, b, h = np.ones((1, 2)), np.ones(1), np.array([0.3, -0.4])
+    state = rule.update(rule.init(), [0.0, 20.0])
+    first = rule.affine(state).denormalize(W @ h + b)
+    for y in (3.0, 3.0, 3.0, 3.0, 3.0):
+        new = rule.update(state, y)
+        W, b = popart.preserve(W, b, rule.affine(state), rule.affine(new))
+        state = new
+    assert rule.affine(state).scale == 2
+    np.testing.assert_allclose(rule.affine(state).denormalize(W @ h + b), first, rtol=1e-12)
+
+
+def test_pitfall_10_the_variance_between_batches_counts() -> None:
+    rule = popart.Moments(beta=popart.harmonic())
+    state = rule.init()
+    for level in (-5.0, 5.0, -5.0, 5.0):
+        state = rule.update(state, np.full(16, level))
+    assert rule.affine(state).scale == pytest.approx(5)
+
+
+@given(
+    stream=hnp.arrays(
+        F32, (12, 3), elements=st.floats(-LARGE, LARGE, width=32) | st.sampled_from([np.nan, np.inf])
+    )
+)
+def test_pitfall_11_no_stream_whatever_gives_nan(stream: Any) -> None:
+    """Any float32 there is but those within a factor of three of overflow."""
+    rules: list[popart.Rule[Any, Any]] = [popart.Moments(beta=0.1), popart.Percentiles()]
+    for rule in (*rules, popart.Expectiles(), popart.Extremes()):
+        state = rule.init(like=F32(0))
+        for y in stream:
+            state = rule.update(state, y)
+            scale, shift, _ = rule.affine(state)
+            assert np.isfinite(scale)
+            assert scale >= 0
+            assert np.isfinite(shift)
+
+
+def test_pitfall_12_rare_large_targets_are_not_clamped() -> None:
+    rule = popart.Moments(beta=popart.constant(1e-6))
+    state = rule.update(rule.init(), np.random.default_rng(3).normal(size=1000))
+    normalized = rule.affine(rule.update(state, 1e5)).normalize(1e5)
+    assert normalized > 500
+    assert rule.affine(state).denormalize(rule.affine(state).normalize(1e9)) == pytest.approx(1e9)
+
+
+def test_pitfall_13_a_target_counts_when_update_is_called_and_only_then() -> None:
+    rule = popart.Moments(beta=0.1)
+    state = rule.update(rule.init(), [1.0, 3.0])
+    new = rule.affine(state)
+    for _ in range(5):
+        new.normalize([100.0])
+        new.denormalize([100.0])
+        rule.summarize(state, [100.0])
+    assert rule.affine(state).shift == 2
+    assert state.counts[0] == 1
+
+
+def test_pitfall_14_replicas_agree_and_do_not_freeze() -> None:
+    """Merged statistics follow a change of level as fast as one process's do."""
+    rule = popart.Moments(beta=0.1)
+    rng = np.random.default_rng(4)
+    together = alone = rule.init()
+    for level in np.repeat([0.0, 1000.0], 50):
+        y = rng.normal(level, 1, (4, 8))
+        together = rule.absorb(together, rule.merge([rule.summarize(together, part) for part in y]))
+        alone = rule.update(alone, y)
+    np.testing.assert_allclose(rule.affine(together)[:2], rule.affine(alone)[:2], rtol=1e-12)
+    assert rule.affine(together).shift > 990
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-12, 1e-30])
+def test_pitfall_17_small_targets_do_not_look_constant(size: float, float32: Backend) -> None:
+    y = (size * np.random.default_rng(5).normal(3, 1, 256)).astype(F32)
+    rule = popart.Moments()
+
+    def f(y: Any) -> Any:
+        return rule.affine(rule.update(rule.init(like=y), y)).normalize(y)
+
+    normalized = float32.call(f, y)
+    np.testing.assert_allclose(normalized.std(), 1, rtol=1e-5)
+    np.testing.assert_allclose(normalized.mean(), 0, atol=1e-5)

@@ -1,0 +1,192 @@
+"""Outputs are kept: to the ulp, in every layout, and over a million updates."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import popart
+from tests.backends import Backend
+
+
+def maps(kind: str, seed: int, k: int = 3, heads: tuple[int, ...] = ()) -> popart.Affine:
+    rng = np.random.default_rng(seed)
+    size = 10 ** rng.uniform(-3, 3)
+    shape = {"scalar": (), "diagonal": (*heads, k), "dense": (*heads, k), "per-head": (*heads, 1)}[kind]
+    shift = rng.normal(size=shape) * size
+    if kind == "dense":
+        return popart.Affine(size * (rng.normal(size=(*shape, k)) + 4 * np.eye(k)), shift)
+    return popart.Affine(size * rng.uniform(0.5, 2, shape), shift)
+
+
+def outputs(weight: Any, bias: Any, affine: popart.Affine, h: np.ndarray) -> Any:
+    """f(h) in float64, whatever precision the layer is in."""
+    weight, bias, h = (np.asarray(x, float) for x in (weight, bias, h))
+    affine = popart.Affine(*(np.asarray(x, float) for x in affine[:2]))
+    return affine.denormalize((weight * h).sum(-1) + bias)
+
+
+def largest_term(weight: Any, bias: Any, affine: popart.Affine, h: np.ndarray) -> Any:
+    weight, bias, h = (np.abs(np.asarray(x, float)) for x in (weight, bias, h))
+    affine = popart.Affine(*(np.abs(np.asarray(x, float)) for x in affine[:2]))
+    inner = np.maximum((weight * h).max(-1), bias)
+    return popart.Affine(affine.scale, 0 * affine.shift).denormalize(inner) + affine.shift
+
+
+@pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
+def test_one_preserve_moves_outputs_by_at_most_8_ulps_of_the_largest_term(
+    kind: str, backend: Backend
+) -> None:
+    rng = np.random.default_rng(0)
+    W, b = rng.normal(size=(3, 512)), rng.normal(size=3)
+    h = rng.normal(size=512)
+    W, b, h = (x.astype(backend.dtype) for x in (W, b, h))
+    for seed in range(2 if backend.mode == "compile" else 8):
+        old, new = (
+            popart.Affine(*(np.asarray(x, backend.dtype) for x in maps(kind, 2 * seed + i)[:2]))
+            for i in (0, 1)
+        )
+        W_new, b_new = backend.call(lambda W, b, o, n: popart.preserve(W, b, o, n), W, b, old, new)
+        before, after = outputs(W, b, old, h), outputs(W_new, b_new, new, h)
+        terms = np.maximum(largest_term(W, b, old, h), largest_term(W_new, b_new, new, h))
+        assert (np.abs(after - before) <= 8 * backend.eps * terms).all()
+
+
+@pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
+def test_layouts_are_transposes_of_each_other(kind: str, backend: Backend) -> None:
+    rng = np.random.default_rng(1)
+    W, b = rng.normal(size=(3, 5)), rng.normal(size=3)
+    old, new = maps(kind, 5), maps(kind, 6)
+
+    def f(W: Any, b: Any, old: popart.Affine, new: popart.Affine) -> Any:
+        return popart.preserve(W, b, old, new), popart.preserve(W.T, b, old, new, layout="in_out")
+
+    (W1, b1), (W2, b2) = backend.call(f, W, b, old, new)
+    np.testing.assert_array_equal(W1, W2.T)
+    np.testing.assert_array_equal(b1, b2)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense", "per-head"])
+@pytest.mark.parametrize("layout", ["out_in", "in_out"])
+def test_several_heads_at_once_equal_one_at_a_time(kind: str, layout: Any, backend: Backend) -> None:
+    rng = np.random.default_rng(2)
+    W, b = rng.normal(size=(4, 3, 5)), rng.normal(size=(4, 3))
+    W = W if layout == "out_in" else np.swapaxes(W, -1, -2)
+    old, new = maps(kind, 7, heads=(4,)), maps(kind, 8, heads=(4,))
+
+    def f(W: Any, b: Any, old: popart.Affine, new: popart.Affine) -> Any:
+        return popart.preserve(W, b, old, new, layout=layout)
+
+    W_new, b_new = backend.call(f, W, b, old, new)
+    for i in range(4):
+        pair = (x if kind == "scalar" else popart.Affine(x.scale[i], x.shift[i]) for x in (old, new))
+        W_one, b_one = popart.preserve(W[i], b[i], *pair, layout=layout)
+        tolerance = 64 * backend.eps
+        np.testing.assert_allclose(W_new[i], W_one, rtol=tolerance, atol=tolerance * np.abs(W_one).max())
+        np.testing.assert_allclose(b_new[i], b_one, rtol=tolerance, atol=tolerance * np.abs(b_one).max())
+
+
+def test_from_a_diagonal_scale_to_a_dense_one() -> None:
+    rng = np.random.default_rng(3)
+    W, b, h = rng.normal(size=(3, 5)), rng.normal(size=3), rng.normal(size=5)
+    for old, new in (("diagonal", "dense"), ("dense", "diagonal"), ("scalar", "dense")):
+        before, after = maps(old, 1), maps(new, 2)
+        if old == "scalar":
+            before = popart.Affine(before.scale, before.shift + np.zeros(3))
+        moved = popart.preserve(W, b, before, after)
+        np.testing.assert_allclose(outputs(*moved, after, h), outputs(W, b, before, h), rtol=1e-9)
+
+
+def test_a_one_dimensional_weight_is_a_scalar_output() -> None:
+    h = np.array([1.0, 2.0, 3.0])
+    W, b = np.array([1.0, -1.0, 0.5]), np.array(0.25)
+    old, new = popart.Affine(2.0, 1.0), popart.Affine(5.0, -3.0)
+    W_new, b_new = popart.preserve(W, b, old, new)
+    assert W_new.shape == (3,)
+    np.testing.assert_allclose(new.denormalize(W_new @ h + b_new), old.denormalize(W @ h + b))
+
+
+def test_one_bias_shared_by_all_outputs() -> None:
+    W, b, h = np.ones((4, 2)), np.array([0.5]), np.array([1.0, 2.0])
+    old, new = popart.Affine(2.0, 1.0), popart.Affine(5.0, -3.0)
+    W_new, b_new = popart.preserve(W, b, old, new)
+    assert b_new.shape == (1,)
+    np.testing.assert_allclose(new.denormalize(W_new @ h + b_new), old.denormalize(W @ h + b))
+
+
+def test_no_bias_while_the_shift_stays() -> None:
+    W, h = np.ones((4, 2)), np.array([1.0, 2.0])
+    old, new = popart.Affine(2.0, 0.0), popart.Affine(5.0, 0.0)
+    W_new, nothing = popart.preserve(W, None, old, new)
+    assert nothing is None
+    np.testing.assert_allclose(new.denormalize(W_new @ h), old.denormalize(W @ h))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_layers_keep_their_dtype(dtype: str) -> None:
+    W, b = jnp.ones((2, 3), dtype), jnp.zeros(2, dtype)
+    W_new, b_new = popart.preserve(W, b, popart.Affine(2.0, 0.0), popart.Affine(4.0, 2.0))
+    assert W_new.dtype == b_new.dtype == dtype
+    np.testing.assert_array_equal(W_new, np.full((2, 3), 0.5, dtype))
+    np.testing.assert_array_equal(b_new, np.full(2, -0.5, dtype))
+
+
+def test_a_dense_scale_with_an_output_that_has_no_spread_yet(backend: Backend) -> None:
+    rule = popart.Covariance(beta=0.1)
+    rng = np.random.default_rng(4)
+    first = rng.normal(size=(16, 3)) * (1, 0, 5) + (2, 7, 3)
+    second = rng.normal(size=(16, 3)) * (1, 3, 5) + (2, 7, 3)
+    W, b, h = rng.normal(size=(3, 5)), rng.normal(size=3), rng.normal(size=5)
+
+    def f(first: Any, second: Any, W: Any, b: Any) -> Any:
+        one = rule.update(rule.init((3,), like=first), first)
+        two = rule.update(one, second)
+        before, after = rule.affine(one), rule.affine(two)
+        return (
+            before.normalize(first),
+            after.normalize(second),
+            popart.preserve(W, b, before, after),
+            two,
+        )
+
+    normalized, later, (W_new, b_new), two = backend.call(f, first, second, W, b)
+    assert (normalized[:, 1] == 0).all()
+    np.testing.assert_allclose(np.cov(normalized[:, [0, 2]].T, bias=True), np.eye(2), atol=1e-4)
+    assert np.isfinite(later).all()
+    one = rule.update(rule.init((3,)), first.astype(backend.dtype))
+    before, after = outputs(W, b, rule.affine(one), h), outputs(W_new, b_new, rule.affine(two), h)
+    np.testing.assert_allclose(after[[0, 2]], before[[0, 2]], rtol=1e-3)
+
+
+@pytest.mark.parametrize("beta", [1e-2, 1e-4])
+def test_a_million_updates_in_float32_drift_by_less_than_1e_minus_4(beta: float) -> None:
+    drift = million_updates(beta)
+    assert drift < 1e-4
+
+
+def million_updates(beta: float, updates: int = 1_000_000, features: int = 64) -> float:
+    """The largest change of any output, relative to the largest output, when nothing is learned."""
+    rule = popart.Moments(beta=beta)
+    rng = np.random.default_rng(6)
+    W = jnp.asarray(rng.normal(size=(4, features)), jnp.float32)
+    b = jnp.asarray(rng.normal(size=4), jnp.float32)
+    h = rng.normal(size=(features, 32))
+
+    def step(carry: Any, key: Any) -> tuple[Any, None]:
+        state, W, b = carry
+        y = 3 + 5 * jax.random.normal(key, ())
+        new = rule.update(state, y)
+        return (new, *popart.preserve(W, b, rule.affine(state), rule.affine(new))), None
+
+    state = rule.update(rule.init(like=W), jnp.asarray(rng.normal(3, 5, 256), jnp.float32))
+    keys = jax.random.split(jax.random.key(0), updates)
+    (last, W_new, b_new), _ = jax.jit(lambda c: jax.lax.scan(step, c, keys))((state, W, b))
+
+    def f(W: Any, b: Any, state: Any) -> np.ndarray:
+        scale, shift = (np.asarray(x, float) for x in rule.affine(state)[:2])
+        return scale * (np.asarray(W, float) @ h + np.asarray(b, float)[:, None]) + shift
+
+    before, after = f(W, b, state), f(W_new, b_new, last)
+    return float(np.abs(after - before).max() / np.abs(before).max())
