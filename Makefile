@@ -23,7 +23,8 @@ types: $(VENV)/.dev
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 bench: $(VENV)/.bench ## the cost of an update beside peers, as ratios
-	$(VENV)/bin/python benchmarks/statistics.py
+	$(VENV)/bin/python -m benchmarks.statistics
+	$(VENV)/bin/python -m benchmarks.drift
 
 docs: $(VENV)/.docs ## the documentation, in site/
 	$(VENV)/bin/mkdocs build --strict

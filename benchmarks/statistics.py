@@ -4,7 +4,7 @@ ART and POP for a head of 512 features, as one compiled call, as a part of a lon
 and eagerly. TorchRL's value norms preserve no outputs, so they are compared with ART alone. Times are
 the least of many, taken in turns; only ratios within a run mean anything.
 
-    python benchmarks/statistics.py [CSV]
+    python -m benchmarks.statistics [CSV]
 """
 
 import csv
@@ -56,7 +56,8 @@ def jax_cases(batch: int, outputs: int) -> list[Case]:
     init, rlax_update = rlax.popart(outputs, 1e-4, 1e-6, 1e6)
 
     def theirs(carry: Any, y: Any) -> Any:
-        return rlax_update(*carry, y, index)
+        parameters, state = carry
+        return rlax_update(parameters, state, y, index)
 
     def ours(carry: Any, y: Any, index: Any = None) -> Any:
         W, b, state = carry

@@ -70,7 +70,7 @@ def learn(method: str, sizes: tuple[float, ...], progress: Progress) -> Result:
         W -= (alpha * delta)[..., None] * h[..., None, :]
         b -= alpha * delta
         progress.advance(task)
-    return Result(np.moveaxis(errors, 0, -1), np.moveaxis(scales, 0, -1))
+    return Result(np.stack(errors, -1), np.stack(scales, -1))
 
 
 def rmse(errors: Any) -> Any:
