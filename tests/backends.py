@@ -1,6 +1,7 @@
 """The ways in which the core is run, behind one interface: a step, a carry, and inputs."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+
+DEVICE = os.environ.get("POPART_TEST_DEVICE", "cpu")
+"""Where PyTorch's tensors are; JAX's are on its default device."""
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -39,7 +43,9 @@ class Backend:
         """x as an array here: floats in this precision, the rest as they are."""
         x = np.asarray(x)
         x = x.astype(self.dtype) if np.issubdtype(x.dtype, np.floating) else x
-        return {"numpy": np.asarray, "jax": jnp.asarray, "torch": torch.asarray}[self.module](x)
+        if self.module == "torch":
+            return torch.asarray(x, device=DEVICE)
+        return jnp.asarray(x) if self.module == "jax" else x
 
     def run(self, step: Step, carry: Any, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Call `step(carry, x)` for each input; the last carry and all outputs, as NumPy arrays."""
@@ -87,7 +93,7 @@ def _tree(f: Callable[..., Any], *trees: Any) -> Any:
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    return np.asarray(x.detach() if isinstance(x, torch.Tensor) else x)
+    return np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
 
 
 REFERENCE = Backend("numpy", "float64")

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 import popart
 
-values = st.floats(-1e6, 1e6)
+# Multiples of 0.001: the plain formulas beside which ours are tested underflow where ours do not.
+values = st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
 streams = hnp.arrays(float, st.integers(1, 40), elements=values)
 steps = st.floats(1e-6, 1.0)
 
@@ -43,9 +44,9 @@ def test_equation_2_outputs_are_denormalized_by_its_inverse(g: float, shift: flo
 def test_equation_3_a_harmonic_step_gives_mean_and_variance_of_all_data(stream: Any) -> None:
     """The paper's sigma in Eq. 3 is the variance; what normalises is its root."""
     scale, shift, _ = statistics(popart.Moments(beta=popart.harmonic()), stream)
-    size = np.abs(stream).max() or 1.0
-    np.testing.assert_allclose(shift / size, (stream / size).mean(), atol=1e-13)
-    np.testing.assert_allclose(scale / size, (stream / size).std(), rtol=1e-9, atol=1e-13)
+    size = np.abs(stream).max()
+    np.testing.assert_allclose(shift, stream.mean(), atol=1e-13 * size)
+    np.testing.assert_allclose(scale, stream.std(), rtol=1e-9, atol=1e-13 * size)
 
 
 @given(stream=streams, beta=steps, nu0=st.floats(1e-2, 1e6))
