@@ -41,6 +41,8 @@ class Backend:
 
     def array(self, x: Any) -> Any:
         """x as an array here: floats in this precision, the rest as they are."""
+        if isinstance(x, torch.Tensor):
+            return x
         x = np.asarray(x)
         x = x.astype(self.dtype) if np.issubdtype(x.dtype, np.floating) else x
         if self.module == "torch":

@@ -152,6 +152,13 @@ def test_update_is_pure(rule: Rule[Any, Any]) -> None:
         np.testing.assert_array_equal(x, y)
 
 
+def test_arrays_of_a_state_share_no_memory(rule: Rule[Any, Any]) -> None:
+    """Which would tie buffers together that are changed in place, and compiled code recompiles over."""
+    for state in (rule.init((2,)), rule.update(rule.init((2,)), BATCHES[0])):
+        for i, x in enumerate(state):
+            assert not any(np.shares_memory(x, y) for y in state[i + 1 :])
+
+
 def test_rules_are_hashable_settings(rule: Rule[Any, Any]) -> None:
     assert hash(rule) == hash(type(rule)(**vars(rule)))
     assert rule == type(rule)(**vars(rule))

@@ -251,8 +251,8 @@ class OrderStatistics(Rule[OrderStatisticsState, OrderStatisticsSummary]):
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> OrderStatisticsState:
         _, counts = empty(shape, like)
-        values, _ = empty((self.capacity, *shape), like)
-        return OrderStatisticsState(counts, values, values)
+        values, weights = (empty((self.capacity, *shape), like)[0] for _ in range(2))
+        return OrderStatisticsState(counts, values, weights)
 
     def affine(self, state: OrderStatisticsState) -> Affine:
         xp = namespace(state.values)

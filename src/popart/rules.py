@@ -19,7 +19,7 @@ from popart._arrays import (
 )
 from popart.affine import Affine
 from popart.batches import Targets, Values, take_in
-from popart.steps import Step, as_step, check_beta
+from popart.steps import Step, check_beta, step_at
 
 State = TypeVar("State", bound=Any)
 Summary = TypeVar("Summary", bound=Any)
@@ -142,8 +142,8 @@ def empty(shape: Sequence[int], like: Array) -> tuple[Array, Array]:
 def step_size(beta: float | Step, nu0: float | None, count: Array, like: Array) -> tuple[Array, Array]:
     """The step of the next update, and whether it adopts the batch: the first one, or a step of 1."""
     xp = namespace(like)
-    step = as_step(beta, start_counts=nu0 is not None)
-    b = asarray(xp, step(asarray(xp, count, like.dtype, like) + 1), like.dtype, like)
+    t = asarray(xp, count, like.dtype, like) + 1
+    b = asarray(xp, step_at(beta, t, start_counts=nu0 is not None), like.dtype, like)
     if callable(beta) and is_concrete(b) and not ((b > 0) & (b <= 1)).all():
         raise ValueError(f"beta gave {b} for t = {count + 1}; a step must be in (0, 1]")
     return b, (b >= 1) if nu0 is not None else (b >= 1) | (count == 0)
@@ -227,4 +227,4 @@ class Fixed(Rule[FixedState, FixedSummary]):
         return FixedSummary(stacked.weight.sum(0), stacked.skipped.sum(0))
 
     def _absorb(self, state: FixedState, summary: FixedSummary) -> FixedState:
-        return state._replace(counts=tally(state.counts, *summary))
+        return FixedState(tally(state.counts, *summary), state.scale, state.shift)

@@ -46,10 +46,14 @@ class debiased:
         check_beta(self.beta)
 
     def __call__(self, t: Array) -> Array:
-        if self.beta == 1:
-            return 1 + 0 * t
-        remembered = -namespace(t).expm1(t * math.log1p(-self.beta))
-        return (self.beta / remembered).clip(None, 1.0)
+        return _debias(self.beta, t)
+
+
+def _debias(beta: float, t: Array) -> Array:
+    if beta == 1:
+        return 1 + 0 * t
+    remembered = -namespace(t).expm1(t * math.log1p(-beta))
+    return (beta / remembered).clip(None, 1.0)
 
 
 def check_beta(beta: float) -> None:
@@ -57,12 +61,12 @@ def check_beta(beta: float) -> None:
         raise ValueError(f"beta is {beta!r}; it must be in (0, 1]")
 
 
-def as_step(beta: float | Step, *, start_counts: bool) -> Step:
-    """The step that a rule's `beta` stands for.
+def step_at(beta: float | Step, t: Array, *, start_counts: bool) -> Array:
+    """The step that a rule's `beta` stands for, at t.
 
     A float is debiased, unless the rule starts from values that are meant to count: debiasing would
     forget these at the first target.
     """
     if callable(beta):
-        return beta
-    return constant(beta) if start_counts else debiased(beta)
+        return beta(t)
+    return beta + 0 * t if start_counts else _debias(beta, t)
