@@ -158,6 +158,42 @@ def test_a_dense_scale_with_an_output_that_has_no_spread_yet(backend: Backend) -
     np.testing.assert_allclose(after[[0, 2]], before[[0, 2]], rtol=1e-3)
 
 
+@pytest.mark.parametrize("beta", [1e-1, 1e-3])
+def test_targets_in_a_subspace_never_make_a_covariance_indefinite(beta: float) -> None:
+    """One number in four units, in float32: rounding errors of thousands of updates do not add up."""
+    rng = np.random.default_rng(5)
+    y = rng.normal(size=(5000, 1)) * (1, 1e-6, -3e8, 2) + (0, 1, 5, 1e5)
+    rule = popart.Covariance(beta=beta)
+
+    def step(carry: Any, y: Any) -> tuple[Any, Any]:
+        state, W, b = carry
+        new = rule.update(state, y)
+        before, after = rule.affine(state), rule.affine(new)
+        W, b = popart.preserve(W, b, before, after)
+        return (new, W, b), (after.normalize(y), W)
+
+    for backend, stream in (
+        (Backend("jax", "float32", "scan"), y),
+        (Backend("numpy", "float32"), y[:500]),
+        (Backend("torch", "float32"), y[:500]),
+    ):
+        carry = (rule.init((4,), like=np.float32(0)), np.ones((4, 2), np.float32), np.zeros(4, np.float32))
+        normalized, W = map(np.stack, zip(*backend.run(step, carry, list(stream))[1], strict=True))
+        assert np.isfinite(normalized).all()
+        assert np.isfinite(W).all()
+        assert np.abs(normalized[100:, 0]).max() < 6
+
+
+def test_normalized_targets_are_white() -> None:
+    rng = np.random.default_rng(6)
+    y = rng.normal(size=(2000, 3)) @ rng.normal(size=(3, 3)) * (1e-9, 1, 1e9) + (2e-9, 3, 4e9)
+    for std in (1.0, 0.5):
+        rule = popart.Covariance(std=std)
+        normalized = rule.affine(rule.update(rule.init((3,)), y)).normalize(y)
+        np.testing.assert_allclose(normalized.mean(0), 0, atol=1e-9)
+        np.testing.assert_allclose(np.cov(normalized.T, bias=True), std**2 * np.eye(3), atol=1e-6)
+
+
 @pytest.mark.parametrize("beta", [1e-2, 1e-4])
 def test_a_million_updates_in_float32_drift_by_less_than_1e_minus_4(beta: float) -> None:
     assert drift(beta, (1_000_000,))[0] < 1e-4

@@ -155,11 +155,6 @@ def matmul(a: Array, b: Array) -> Array:
     return xp.matmul(a, b)
 
 
-def outer(x: Array) -> Array:
-    """x xᵀ of the last axis."""
-    return x[..., :, None] * x[..., None, :]
-
-
 def eye(like: Array) -> Array:
     """The identity on the last axis of `like`."""
     xp = namespace(like)

@@ -8,12 +8,11 @@ from typing import NamedTuple
 from popart._arrays import (
     Array,
     accumulate,
+    asarray,
     divide,
     eps_of,
     eye,
-    matmul,
     namespace,
-    outer,
     unit,
 )
 from popart.affine import Affine
@@ -109,20 +108,20 @@ class Moments(Rule[MomentsState, MomentsSummary]):
 
 
 class CovarianceState(NamedTuple):
-    """The moments of each output, as in `MomentsState`, and the correlations between outputs."""
+    """The moments of each output, as in `MomentsState`, and the Cholesky factor of their correlations."""
 
     counts: Array
     moments: Array
-    correlation: Array
+    factor: Array
 
 
 class CovarianceSummary(NamedTuple):
-    """Total weight of a batch, mean and standard deviation of each output, and correlations."""
+    """Total weight of a batch, moments of each output, and the Cholesky factor of their correlations."""
 
     weight: Array
     mean: Array
     std: Array
-    correlation: Array
+    factor: Array
     skipped: Array
 
 
@@ -131,10 +130,17 @@ class Covariance(Rule[CovarianceState, CovarianceSummary]):
     r"""Normalise k outputs together to white targets, with a dense $\Sigma$.
 
     The running covariance follows the same equation as the variance in `Moments`. $\Sigma$ is its
-    lower Cholesky factor divided by s, so that $\Sigma^{-1}(Y - \mu)$ has covariance $s^2 I$. It is
-    kept as standard deviations and correlations: outputs of very different size do not disturb each
-    other. Targets that lie in a subspace leave the correlations singular; a few ulps of the identity
-    are added before they are factorised.
+    lower Cholesky factor divided by s, so that $\Sigma^{-1}(Y - \mu)$ has covariance $s^2 I$. What is
+    kept are standard deviations and the factor L of the correlations $L L^\top$: outputs of very
+    different size do not disturb each other, and rounding cannot make the covariance indefinite. It is
+    updated by orthogonal transformations of what it is the product of,
+
+    $$L_t L_t^\top = M M^\top \qquad M = \left[\sqrt{1-\beta}\, A L_{t-1},\;
+      \sqrt{(1-\beta)\beta}\, d,\; \sqrt\beta\, S L\right]$$
+
+    with A, d and S the old deviations, the error of the mean, and the deviations within the batch, in
+    units of the new ones, and L the factor of the batch. Targets that lie in a subspace leave a factor
+    that is singular; a few ulps of the identity are added to the correlations before they are used.
 
     A target is a vector of shape `(k,)`; it is left out whole if any of its elements is not finite.
     The arguments are those of `Moments`.
@@ -161,48 +167,62 @@ class Covariance(Rule[CovarianceState, CovarianceSummary]):
 
     def affine(self, state: CovarianceState) -> Affine:
         mu, sigma = _resolved(state.moments)
-        jitter = 4 * mu.shape[-1] * eps_of(mu)
-        C = (state.correlation + jitter * eye(mu)) / (1 + jitter)
-        scale = sigma[..., None] * namespace(mu).linalg.cholesky(C) / self.std
+        jitter = math.sqrt(8 * mu.shape[-1] * eps_of(mu))
+        L = _factor([state.factor, jitter * eye(mu) + 0 * state.factor])
         seen = (state.counts[0] > 0) | (self.nu0 is not None)
-        return Affine(scale, mu, seen[..., None])
+        return Affine(sigma[..., None] * L / self.std, mu, seen[..., None])
 
     def _summarize(self, state: CovarianceState, targets: Targets) -> CovarianceSummary:
         weight, mean, std, skipped = _measure(targets)
-        xp = namespace(mean)
-        values = targets.values
+        xp, values = namespace(mean), targets.values
         z = Affine(std[..., None], mean[..., None]).normalize(values.y)
         z = z - divide(values.weighted(z).sum(BATCH), weight)[..., None]
-        columns = xp.moveaxis(values.weighted(z), 0, -1)[..., 0, :]
-        rows = xp.moveaxis(z, 0, -3)[..., 0]
-        correlation = divide(matmul(columns, rows), weight[..., None])
-        return CovarianceSummary(weight[..., 0], mean, std, correlation, skipped[..., 0])
+        share, _ = values.totals()
+        columns = xp.moveaxis(xp.sqrt(share) * z, 0, -1)[..., 0, :]
+        return CovarianceSummary(weight[..., 0], mean, std, _factor([columns]), skipped[..., 0])
 
     def _merge(self, stacked: CovarianceSummary) -> CovarianceSummary:
         n = stacked.weight[..., None]
         weight, mean, std = _merge(n, stacked.mean, stacked.std)
-        within = outer(divide(stacked.std, std)) * stacked.correlation
-        between = outer(Affine(std, mean).normalize(stacked.mean))
-        correlation = (divide(n, weight)[..., None] * (within + between)).sum(0)
-        return CovarianceSummary(weight[..., 0], mean, std, correlation, stacked.skipped.sum(0))
+        share = namespace(n).sqrt(divide(n, weight))[..., None]
+        within = share * divide(stacked.std, std)[..., None] * stacked.factor
+        between = share * Affine(std, mean).normalize(stacked.mean)[..., None]
+        factor = _factor([*within, *between])
+        return CovarianceSummary(weight[..., 0], mean, std, factor, stacked.skipped.sum(0))
 
     def _absorb(self, state: CovarianceState, summary: CovarianceSummary) -> CovarianceState:
-        weight, mean, std, correlation, skipped = summary
+        weight, mean, std, factor, skipped = summary
         xp = namespace(mean)
         beta, fresh = step_size(self.beta, self.nu0, state.counts[0], mean)
         moments = _advance(state.moments, mean, std, beta[..., None], fresh[..., None])
         sigma, b = moments[1], beta[..., None, None]
-        before = outer(divide(state.moments[1], sigma)) * state.correlation
-        jump = outer(Affine(sigma, state.moments[0]).normalize(mean))
-        within = outer(divide(std, sigma)) * correlation
-        moved = (1 - b) * (before + b * jump) + b * within
-        C = xp.where(fresh[..., None, None], correlation, moved) * (1 - eye(std)) + eye(std)
+        before = divide(state.moments[1], sigma)[..., None] * state.factor
+        jump = Affine(sigma, state.moments[0]).normalize(mean)[..., None]
+        within = divide(std, sigma)[..., None] * factor
+        moved = _factor([xp.sqrt(1 - b) * before, xp.sqrt((1 - b) * b) * jump, xp.sqrt(b) * within])
         got = (weight > 0)[..., None]
+        moved = xp.where(fresh[..., None, None], factor, moved)
         return CovarianceState(
             tally(state.counts, weight, skipped),
             xp.where(got, moments, state.moments),
-            xp.where(got[..., None], C, state.correlation),
+            xp.where(got[..., None], moved, state.factor),
         )
+
+
+def _factor(blocks: Sequence[Array]) -> Array:
+    """The lower factor L of the correlations that M Mᵀ has, where M is made of blocks of columns.
+
+    Its rows have length 1 and its diagonal is not negative. The row of an output that does not vary is
+    that of the identity.
+    """
+    xp = namespace(*blocks)
+    columns = xp.concatenate(list(blocks), axis=-1)
+    still = asarray(xp, ~xp.any(columns != 0, axis=-1), columns.dtype, columns)
+    one = eye(still)
+    M = xp.concatenate([columns, still[..., None] * one], axis=-1)
+    L = xp.swapaxes(xp.linalg.qr(xp.swapaxes(M, -1, -2))[1], -1, -2)
+    negative = asarray(xp, (L * one).sum(-1) < 0, L.dtype, L)
+    return L * (1 - 2 * negative)[..., None, :] / xp.sqrt((L * L).sum(-1))[..., None]
 
 
 def _start(zero: Array, nu0: float | None) -> Array:
