@@ -1,7 +1,7 @@
 """What one update of the statistics and of the head costs, beside peers, in one run.
 
-ART and POP for a head of 512 features, as one compiled call, as a part of a longer compiled program,
-and eagerly. TorchRL's value norms preserve no outputs, so they are compared with ART alone. Times are
+ART and POP for a head of 512 features, as a compiled call, as a part of a longer compiled program, and
+eagerly. TorchRL's value norms preserve no outputs, so they are compared with ART alone. Times are
 the least of many, taken in turns; only ratios within a run mean anything.
 
     python -m benchmarks.statistics [CSV]
@@ -28,7 +28,7 @@ import popart
 
 FEATURES = 512
 ART = popart.Moments(beta=1e-4)
-SCAN = 50
+ROW, SCAN = 20, 50
 
 
 class Case(NamedTuple):
@@ -79,14 +79,21 @@ def jax_cases(batch: int, outputs: int) -> list[Case]:
         )
         ys = jnp.broadcast_to(y, (SCAN, batch))
         cases += [
-            Case("jax", "jit", batch, outputs, name, _jax_call(once, carry, y)),
-            Case("jax", "in a scan", batch, outputs, name, _jax_call(many, carry, ys), SCAN),
+            Case("jax", "jit", batch, outputs, name, _jax_calls(once, ROW, carry, y), ROW),
+            Case("jax", "in a scan", batch, outputs, name, _jax_calls(many, 1, carry, ys), SCAN),
         ]
     return cases
 
 
-def _jax_call(f: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return lambda: jax.block_until_ready(f(*arguments))
+def _jax_calls(f: Callable[..., Any], times: int, *arguments: Any) -> Callable[[], Any]:
+    """So many calls in a row, as a training loop makes them, and a wait for the last."""
+
+    def calls() -> Any:
+        for _ in range(times - 1):
+            f(*arguments)
+        return jax.block_until_ready(f(*arguments))
+
+    return calls
 
 
 def torch_cases(batch: int, outputs: int) -> list[Case]:
@@ -148,8 +155,9 @@ def microseconds(cases: list[Case], rounds: int = 30) -> list[float]:
 def main(path: Path) -> None:
     rows = []
     settings = [(batch, outputs) for batch in (32, 65_536) for outputs in (1, 18)]
-    for batch, outputs in track(settings, description="Measuring"):
-        cases = jax_cases(batch, outputs) + torch_cases(batch, outputs)
+    runs = [(make, *setting) for make in (jax_cases, torch_cases) for setting in settings]
+    for make, batch, outputs in track(runs, description="Measuring"):
+        cases = make(batch, outputs)
         times = microseconds(cases)
         peers = {}
         for case, spent in zip(cases, times, strict=True):

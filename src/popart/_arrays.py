@@ -87,9 +87,10 @@ def unit(*arrays: Array) -> tuple[Array, Array]:
     """
     xp = namespace(*arrays)
     x = functools.reduce(xp.maximum, map(xp.abs, arrays))
-    power = (_bits(x) & _infinity(x)).view(x.dtype)
-    u = xp.where(power > 0, power, 1.0).clip(None, 1 / float(xp.finfo(x.dtype).tiny))
-    return u, 1 / u
+    one, infinity = _bits_of_one(x), _infinity(x)
+    power = _bits(x) & infinity
+    power = xp.where(power > 0, power, one).clip(None, 2 * one - (infinity & -infinity))
+    return power.view(x.dtype), (2 * one - power).view(x.dtype)
 
 
 def _bits(x: Array) -> Array:
@@ -100,6 +101,11 @@ def _bits(x: Array) -> Array:
 def _infinity(x: Array) -> int:
     """The bits of infinity: those of the exponent."""
     return 0x7F800000 if x.dtype.itemsize == 4 else 0x7FF0000000000000
+
+
+def _bits_of_one(x: Array) -> int:
+    """The bits of 1.0: the exponent of a power of two and that of its inverse add up to twice this."""
+    return 0x3F800000 if x.dtype.itemsize == 4 else 0x3FF0000000000000
 
 
 def to_rank(x: Array) -> Array:
