@@ -136,6 +136,23 @@ def test_merging_takes_what_an_all_gather_gives(rule: Rule[Any, Any]) -> None:
     )
 
 
+def test_tasks_of_any_size_and_masked_targets_of_any_size_do_not_disturb_each_other(
+    rule: Rule[Any, Any],
+) -> None:
+    """Not even with a warning, which are errors here."""
+    size = np.array([1e-30, 1.0, 1e30, 3e38], np.float32)[np.arange(16) % 4, None]
+    y = size * np.random.default_rng(6).uniform(0.1, 1, (16, 2)).astype(np.float32)
+    state = rule.init((3, 2), like=np.float32(0))
+    for batch in (y[:8], y[8:]):
+        state = rule.update(state, batch, index=np.arange(8) % 4 % 3, mask=np.arange(8) % 4 < 3)
+    for task in range(3):
+        alone = rule.init((2,), like=np.float32(0))
+        for batch in (y[:8], y[8:]):
+            alone = rule.update(alone, batch[task::4])
+        for x, x_ref in zip(rule.affine(state).select(task)[:2], rule.affine(alone)[:2], strict=True):
+            np.testing.assert_allclose(x, x_ref, rtol=1e-5)
+
+
 def test_any_number_of_batch_axes(rule: Rule[Any, Any]) -> None:
     flat = rule.update(rule.init((2,)), BATCHES[0])
     folded = rule.update(rule.init((2,)), BATCHES[0].reshape(2, 2, 2, 2))

@@ -40,8 +40,7 @@ class Batch(NamedTuple):
 class Values(NamedTuple):
     """Each value of a batch: itself, which count, their weights, and which are left out as not finite.
 
-    Values that are left out are 0. Per-task statistics see every value and count none but their own;
-    `y` then broadcasts with `counts`.
+    Values that do not count are 0. Per-task statistics see every value and count none but their own.
     """
 
     y: Array
@@ -75,7 +74,6 @@ class Targets:
         finite = xp.abs(y) < math.inf
         if self.event_axes:
             finite = xp.all(finite, axis=-2)[..., None, :]
-        y = xp.where(finite, y, 0.0)
         eligible = mask
         if w is not None:
             positive = (w > 0) & (w < math.inf)
@@ -85,9 +83,9 @@ class Targets:
             member = index[:, None] == task.reshape((self.tasks, *(1,) * (index.ndim - 1)))
             eligible = member if eligible is None else member & eligible[:, None]
             y, finite, w = y[:, None], finite[:, None], None if w is None else w[:, None]
-        if eligible is None:
-            return Values(y, finite, w, ~finite)
-        return Values(y, finite & eligible, w, ~finite & eligible)
+        counts = finite if eligible is None else finite & eligible
+        bad = ~finite if eligible is None else ~finite & eligible
+        return Values(xp.where(counts, y, 0.0), counts, w, bad)
 
     def sums(self, f: Callable[[Values], tuple[Array, ...]]) -> tuple[Array, ...]:
         """The sum over the batch of each array that f makes of its values."""

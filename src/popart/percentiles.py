@@ -268,7 +268,7 @@ class OrderStatistics(Rule[OrderStatisticsState, OrderStatisticsSummary]):
         xp = namespace(values.y)
         _, skipped = targets.sums(Values.totals)
         w, _ = values.totals()
-        y, w = (xp.moveaxis(x, -1, 1) for x in (xp.where(w > 0, values.y, 0.0), w))
+        y, w = (xp.moveaxis(x, -1, 1) for x in (values.y, w))
         shape = (-1, *w.shape[2:])
         return OrderStatisticsSummary(y.reshape(shape), w.reshape(shape), skipped)
 
