@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import popart
-from tests.backends import REFERENCE, Backend
+from tests.backends import BACKENDS, REFERENCE, Backend
 
 FEATURES = 5
 
@@ -81,7 +81,16 @@ def run(rule: popart.Rule[Any, Any], scenario: str, backend: Backend, steps: int
     return backend.run(step, carry, stream(scenario, steps))[1]
 
 
-@pytest.mark.parametrize(("name", "scenario"), CASES)
+@pytest.mark.parametrize(
+    ("name", "scenario", "backend"),
+    [
+        pytest.param(name, scenario, backend, id=f"{name}-{scenario}-{backend.name}")
+        for name, scenario in CASES
+        for backend in BACKENDS
+        # Compiling takes long, and what is per task has all that the scalar case has.
+        if not (backend.mode == "compile" and scenario == "scalar" and name != "moments")
+    ],
+)
 def test_every_rule_is_in_lockstep_with_numpy_float64(name: str, scenario: str, backend: Backend) -> None:
     steps = 100 if backend.mode == "compile" else 25
     reference = run(RULES[name], scenario, REFERENCE, steps)

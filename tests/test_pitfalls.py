@@ -24,19 +24,19 @@ def test_pitfall_1_the_update_goes_to_the_preserved_weights() -> None:
     assert new.denormalize(W @ h + b) == pytest.approx(80)
 
 
-def test_pitfall_2_a_large_batch_takes_one_step_not_one_per_target(float32: Backend) -> None:
+def test_pitfall_2_a_large_batch_takes_one_step_not_one_per_target(single: Backend) -> None:
     rule = popart.Moments(beta=popart.constant(1e-3))
 
     def f(few: Any, many: Any) -> Any:
         start = rule.update(rule.init(like=few), few * 0)
         return rule.affine(rule.update(start, few)), rule.affine(rule.update(start, many))
 
-    few, many = float32.call(f, np.full(4, 8.0, F32), np.full(65_536, 8.0, F32))
+    few, many = single.call(f, np.full(4, 8.0, F32), np.full(65_536, 8.0, F32))
     assert few.shift == many.shift == pytest.approx(8e-3)
     np.testing.assert_allclose(few.scale, many.scale, rtol=1e-6)
 
 
-def test_pitfall_3_variance_does_not_cancel(float32: Backend) -> None:
+def test_pitfall_3_variance_does_not_cancel(single: Backend) -> None:
     y = np.random.default_rng(0).normal(1e4, 1, (50, 64)).astype(F32)
     rule = popart.Moments(beta=0.01)
 
@@ -44,7 +44,7 @@ def test_pitfall_3_variance_does_not_cancel(float32: Backend) -> None:
         state = rule.update(state, y)
         return state, rule.affine(state).scale
 
-    scales = np.array(float32.run(step, rule.init(like=F32(0)), list(y))[1])
+    scales = np.array(single.run(step, rule.init(like=F32(0)), list(y))[1])
     np.testing.assert_allclose(scales, 1, atol=0.2)
     naive = (y[0] ** 2).mean() - y[0].mean() ** 2
     assert abs(naive - 1) > 1
@@ -87,7 +87,7 @@ def test_pitfall_6_a_state_is_all_there_is_to_save(tmp_path: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_pitfall_7_the_old_statistics_are_not_overwritten_by_the_new(float32: Backend) -> None:
+def test_pitfall_7_the_old_statistics_are_not_overwritten_by_the_new(single: Backend) -> None:
     rule = popart.Moments(beta=0.5)
 
     def f(y: Any) -> Any:
@@ -96,7 +96,7 @@ def test_pitfall_7_the_old_statistics_are_not_overwritten_by_the_new(float32: Ba
         new = rule.affine(rule.update(state, y + 100))
         return old, new
 
-    old, new = float32.call(f, np.array([1.0, 3.0], F32))
+    old, new = single.call(f, np.array([1.0, 3.0], F32))
     assert (old.shift, old.scale) == (2, 1)
     assert new.shift > 30
 
@@ -175,13 +175,13 @@ def test_pitfall_14_replicas_agree_and_do_not_freeze() -> None:
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-12, 1e-30])
-def test_pitfall_17_small_targets_do_not_look_constant(size: float, float32: Backend) -> None:
+def test_pitfall_17_small_targets_do_not_look_constant(size: float, single: Backend) -> None:
     y = (size * np.random.default_rng(5).normal(3, 1, 256)).astype(F32)
     rule = popart.Moments()
 
     def f(y: Any) -> Any:
         return rule.affine(rule.update(rule.init(like=y), y)).normalize(y)
 
-    normalized = float32.call(f, y)
+    normalized = single.call(f, y)
     np.testing.assert_allclose(normalized.std(), 1, rtol=1e-5)
     np.testing.assert_allclose(normalized.mean(), 0, atol=1e-5)
