@@ -72,7 +72,7 @@ def train(rule: Rule[Any, Any], shape: tuple[int, ...], backend: Backend, y: np.
 def test_scaling_targets_by_a_power_of_two_changes_no_bit(name: str, float32: Backend) -> None:
     rule, shape = RULES[name]
     y = targets(shape, 20)
-    ks = (-100, -63, -24, -1, 1, 30, 77, 100)
+    ks = (-100, 100) if float32.mode == "compile" else (-100, -63, -24, -1, 1, 30, 77, 100)
     scaled = {k: train(rule, shape, float32, y * np.float32(2.0) ** k) for k in (0, *ks)}
     for k in ks:
         for (*same, f_k), (*ref, f) in zip(scaled[k], scaled[0], strict=True):
