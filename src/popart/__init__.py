@@ -16,7 +16,7 @@ from popart.correspondence import (
 )
 from popart.moments import Covariance, Moments
 from popart.percentiles import Expectiles, Extremes, OrderStatistics, Percentiles
-from popart.rules import Fixed, Rule, check_finite
+from popart.rules import Fixed, Rule, Symmetric, check_finite
 from popart.steps import constant, debiased, harmonic
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "OrderStatistics",
     "Percentiles",
     "Rule",
+    "Symmetric",
     "batch_from_ratio",
     "batch_from_std",
     "bound",

@@ -42,6 +42,8 @@ def asarray(xp: Namespace, x: Array, dtype: Any, like: Array) -> Array:
     """`x` as an array of `xp` with this dtype, on the device of `like`."""
     if is_torch(xp):
         device = like.device if isinstance(like, xp.Tensor) else None
+        if isinstance(x, (bool, int, float)):
+            return xp.full((), x, dtype=dtype, device=device)  # a copy would wait for the device
         return xp.asarray(x, dtype=dtype, device=device)
     return xp.asarray(x, dtype=dtype)
 
@@ -162,9 +164,18 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 def eye(like: Array) -> Array:
-    """The identity on the last axis of `like`."""
+    """The identity on the last axis of `like`, made where `like` is: a copy would wait for the device."""
     xp = namespace(like)
-    return asarray(xp, xp.eye(like.shape[-1]), like.dtype, like)
+    if is_torch(xp):
+        return xp.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+    return xp.eye(like.shape[-1], dtype=like.dtype)
+
+
+def arange(n: int, like: Array) -> Array:
+    xp = namespace(like)
+    if is_torch(xp):
+        return xp.arange(n, dtype=like.dtype, device=like.device)
+    return xp.arange(n, dtype=like.dtype)
 
 
 def take_along_first_axis(x: Array, index: Array) -> Array:

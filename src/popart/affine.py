@@ -60,6 +60,21 @@ class Affine(NamedTuple):
             return matmul(scale, g[..., None])[..., 0] + shift
         return scale * g + shift
 
+    def or_identity(self) -> "Affine":
+        r"""The same where a spread is known, and elsewhere a map that loses nothing.
+
+        For a layer whose outputs are to be kept from the start: $\Sigma = I$ and $\mu = 0$ before any
+        target, and $\Sigma = |\mu|$ while all targets are the same, so that none of them is large.
+        """
+        xp, (scale, shift, seen) = _arrays_of(self, self.shift)
+        dead = xp.all(scale == 0, axis=-1) if self.is_dense else scale == 0
+        fallback = xp.where(shift != 0, xp.abs(shift), 1.0)
+        if self.is_dense:
+            scale = scale + xp.where(dead, fallback, 0.0)[..., None] * eye(scale)
+        else:
+            scale = xp.where(dead, fallback, scale)
+        return Affine(scale, xp.where(dead, 0.0, shift), xp.ones_like(seen))
+
     def select(self, index: Array) -> "Affine":
         """The normalisation of each task in `index`, where the first axis is the task."""
         _, (scale, shift, seen) = _arrays_of(self, self.shift)
@@ -85,62 +100,92 @@ def preserve(
     shift alone is made up for. The new scale must not be singular where the old one is not; compiled
     code, which cannot raise, leaves that part of the layer alone.
     """
-    xp, new = _arrays_of(new, weight)
-    xp, old = _arrays_of(old, weight)
+    _, new = _arrays_of(new, weight)
+    _, old = _arrays_of(old, weight)
     _check_head(weight, bias, old, new, layout)
     _check_new_scale(old, new)
-    change = _dense_change if old.is_dense or new.is_dense else _diagonal_change
-    near, factor, moved = change(old, new)
-
-    def rescaled(x: Array) -> Array:
-        scaled = matmul(factor, x) if factor.ndim > near.ndim else factor[..., None] * x
-        return xp.where(near[..., None], x, 0.0) + scaled
-
-    turned = layout == "in_out" and factor.ndim > 0
-    columns = rescaled(xp.swapaxes(weight, -1, -2) if turned else weight)
-    W = asarray(xp, xp.swapaxes(columns, -1, -2) if turned else columns, weight.dtype, weight)
-    if bias is None:
-        return W, None
-    b = rescaled(bias[..., None])[..., 0] + moved
-    return W, asarray(xp, b, bias.dtype, bias)
+    change = change_of(old, new)
+    W = change.rescale(weight, layout=layout)
+    return W, None if bias is None else change.rescale_bias(bias, shift=True)
 
 
-class _Change(NamedTuple):
-    """W_new = [near] W + factor W, and b_new = [near] b + factor b + moved.
+class Change(NamedTuple):
+    r"""What becomes of a layer when its normalisation changes, with $F = \Sigma_{new}^{-1} \Sigma$.
 
-    Where the scale hardly changed, Σ_new⁻¹(Σ - Σ_new) is added to the identity: rounding then costs
-    half an ulp of the weight, and no error is common to all weights, which would add up over updates.
+    $W_{new} = F W$ and $b_{new} = F b + moved$. F is `factor`, or the identity plus `factor` where
+    `near`: where the scale hardly changed, rounding then costs half an ulp of the weight, and no error
+    is common to all weights, which would add up over updates.
+
+    An error of $\delta$ is $F \delta$ in the new units, so gradients of the layer on the squared loss,
+    and what an optimizer remembers of them, are rescaled by the same F: averages with `power` 1,
+    averages of squares with 2.
     """
 
     near: Array
     factor: Array
     moved: Array
 
+    def rescale(self, W: Array, *, power: int = 1, layout: Layout = "out_in") -> Array:
+        """F W, or with `power` 2 what becomes of squares of it (which is exact if F is diagonal)."""
+        if layout == "out_in" or self.factor.ndim == 0:
+            return self._columns(W, power)
+        xp = namespace(W)
+        return xp.swapaxes(self._columns(xp.swapaxes(W, -1, -2), power), -1, -2)
 
-def _diagonal_change(old: Affine, new: Affine) -> _Change:
+    def rescale_bias(self, b: Array, *, power: int = 1, shift: bool = False) -> Array:
+        """F b, or with `shift` what becomes of the bias itself."""
+        scaled = self._columns(b[..., None], power)[..., 0]
+        return asarray(namespace(b), scaled + self.moved, b.dtype, b) if shift else scaled
+
+    def _columns(self, x: Array, power: int) -> Array:
+        xp = namespace(x, self.factor)
+        near, factor = self.near[..., None], self.factor
+        if factor.ndim <= self.near.ndim:
+            y = x
+            for _ in range(power):
+                y = xp.where(near, y, 0.0) + factor[..., None] * y
+        else:
+            whole = xp.where(near, eye(factor), 0.0) + factor
+            y = matmul(whole**2, x) if power == 2 else xp.where(near, x, 0.0) + matmul(factor, x)
+        return asarray(xp, y, x.dtype, x)
+
+
+def change_of(old: Affine, new: Affine, *, adopt: bool = True) -> Change:
+    """The change from one normalisation to another, without a check of either.
+
+    With `adopt` false the layer is rescaled also where `old` knows no spread, so that what was constant
+    stays so.
+    """
+    dense = old.is_dense or new.is_dense
+    return (_dense_change if dense else _diagonal_change)(old, new, adopt)
+
+
+def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> Change:
     xp = namespace(new.scale)
     live = new.scale != 0
     _, per_u = unit(new.scale)
     s_new = xp.where(live, new.scale * per_u, 1.0)
-    s_old = xp.where(live & old.seen & (old.scale != 0), old.scale * per_u, s_new)
+    told = live & old.seen if adopt else live
+    s_old = xp.where(told & (old.scale != 0) if adopt else told, old.scale * per_u, s_new)
     change = (s_old - s_new) / s_new
     near = xp.abs(change) <= 0.5
-    moved = xp.where(live & old.seen, old.shift * per_u - new.shift * per_u, 0.0) / s_new
-    return _Change(near, xp.where(near, change, s_old / s_new), moved)
+    moved = xp.where(told, old.shift * per_u - new.shift * per_u, 0.0) / s_new
+    return Change(near, xp.where(near, change, s_old / s_new), moved)
 
 
-def _dense_change(old: Affine, new: Affine) -> _Change:
+def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
     xp = namespace(new.scale)
     before, after = _as_dense(old), _as_dense(new)
     per_u, A = _equilibrate(after)
-    live = xp.any(after != 0, axis=-1) & old.seen
-    known = live & xp.any(before != 0, axis=-1)
+    live = xp.any(after != 0, axis=-1)
+    told = live & old.seen if adopt else live
+    known = told & xp.any(before != 0, axis=-1) if adopt else told
     B = xp.where(known[..., None], before * per_u[..., None], A)
     change = xp.linalg.solve(A, B - A)
     near = xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5
     factor = xp.where(near[..., None, None], change, xp.linalg.solve(A, B))
-    moved = _solve(A, xp.where(live, old.shift * per_u - new.shift * per_u, 0.0))
-    return _Change(near[..., None], factor, moved)
+    moved = _solve(A, xp.where(told, old.shift * per_u - new.shift * per_u, 0.0))
+    return Change(near[..., None], factor, moved)
 
 
 def _equilibrate(scale: Array) -> tuple[Array, Array]:

@@ -10,6 +10,7 @@ import numpy as np
 from popart._arrays import (
     Array,
     Namespace,
+    arange,
     asarray,
     from_rank,
     is_concrete,
@@ -78,14 +79,21 @@ class Targets:
         if w is not None:
             positive = (w > 0) & (w < math.inf)
             eligible = positive if eligible is None else eligible & positive
-        if index is not None:
-            task = asarray(xp, xp.arange(self.tasks), index.dtype, index)
+        if self.tasks is not None:
+            task = arange(self.tasks, index)
             member = index[:, None] == task.reshape((self.tasks, *(1,) * (index.ndim - 1)))
             eligible = member if eligible is None else member & eligible[:, None]
             y, finite, w = y[:, None], finite[:, None], None if w is None else w[:, None]
         counts = finite if eligible is None else finite & eligible
         bad = ~finite if eligible is None else ~finite & eligible
         return Values(xp.where(counts, y, 0.0), counts, w, bad)
+
+    def mirrored(self) -> "Targets":
+        """These together with their negatives."""
+        concatenate = namespace(self.batch.targets).concatenate
+        y, *rest = self.batch
+        both = (x if x is None else concatenate((x, x)) for x in rest)
+        return Targets(Batch(concatenate((y, -y)), *both), self.tasks, self.event_axes)
 
     def sums(self, f: Callable[[Values], tuple[Array, ...]]) -> tuple[Array, ...]:
         """The sum over the batch of each array that f makes of its values."""

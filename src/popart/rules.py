@@ -228,3 +228,44 @@ class Fixed(Rule[FixedState, FixedSummary]):
 
     def _absorb(self, state: FixedState, summary: FixedSummary) -> FixedState:
         return FixedState(tally(state.counts, *summary), state.scale, state.shift)
+
+
+@dataclass(frozen=True)
+class Symmetric(Rule[Any, Any]):
+    r"""Another rule without a shift: $\mu = 0$, for layers that have no bias to make up for one.
+
+    Targets are measured together with their negatives. With `Moments`, $\sigma$ is then the root of
+    the second moment, $\sqrt{\nu_t}$ (Eq. 4); with percentiles and extremes the bounds are $\pm$ the
+    same. A minibatch of B targets has the extremes of 2B.
+    """
+
+    rule: Rule[Any, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"rule is {self.rule!r}; it must be a rule, such as popart.Moments()")
+
+    @property
+    def _event_axes(self) -> int:
+        return self.rule._event_axes
+
+    def init(self, shape: Sequence[int] = (), like: Array = None) -> Any:
+        return self.rule.init(shape, like)
+
+    def affine(self, state: Any) -> Affine:
+        scale, shift, seen = self.rule.affine(state)
+        return Affine(scale, namespace(shift).zeros_like(shift), seen)
+
+    def _statistic(self, state: Any) -> Array:
+        return self.rule._statistic(state)
+
+    def _summarize(self, state: Any, targets: Targets) -> Any:
+        summary = self.rule._summarize(state, targets.mirrored())
+        halved = (x / 2 if name == "skipped" else x for name, x in zip(summary._fields, summary, strict=True))
+        return type(summary)(*halved)
+
+    def _merge(self, stacked: Any) -> Any:
+        return self.rule._merge(stacked)
+
+    def _absorb(self, state: Any, summary: Any) -> Any:
+        return self.rule._absorb(state, summary)

@@ -1,0 +1,13 @@
+"""Pop-Art for PyTorch: heads that take the place of the last `torch.nn.Linear`."""
+
+from popart.torch.deep import NormalizedLinear, NormalizeGradient, backpropagated_targets
+from popart.torch.heads import DuelingPopArt, PopArt, polyak_
+
+__all__ = [
+    "DuelingPopArt",
+    "NormalizeGradient",
+    "NormalizedLinear",
+    "PopArt",
+    "backpropagated_targets",
+    "polyak_",
+]
