@@ -14,9 +14,10 @@ from popart.correspondence import (
     std_from_batch,
     std_from_ratio,
 )
+from popart.deep import softmax_targets, step_targets
 from popart.moments import Covariance, Moments
 from popart.percentiles import Expectiles, Extremes, OrderStatistics, Percentiles
-from popart.rules import Fixed, Rule, Symmetric, check_finite
+from popart.rules import Fixed, Kept, Rule, Symmetric, check_finite
 from popart.steps import constant, debiased, harmonic
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Expectiles",
     "Extremes",
     "Fixed",
+    "Kept",
     "Moments",
     "OrderStatistics",
     "Percentiles",
@@ -40,7 +42,9 @@ __all__ = [
     "preserve",
     "ratio_from_batch",
     "ratio_from_std",
+    "softmax_targets",
     "std_from_batch",
     "std_from_ratio",
+    "step_targets",
 ]
 __version__ = "0.1.0"

@@ -55,6 +55,11 @@ class Rule(ABC, Generic[State, Summary]):
     def affine(self, state: State) -> Affine:
         """The normalisation that the state stands for."""
 
+    @property
+    def has_shift(self) -> bool:
+        r"""Whether $\mu$ can be anything but 0, which takes a bias to make up for."""
+        return True
+
     def _statistic(self, state: State) -> Array:
         """Any one of the statistics, for its shape and precision."""
         return state[1][0]
@@ -214,6 +219,10 @@ class Fixed(Rule[FixedState, FixedSummary]):
             )
         return FixedState(counts, zero + scale, zero + shift)
 
+    @property
+    def has_shift(self) -> bool:
+        return bool(np.any(self.shift))
+
     def _statistic(self, state: FixedState) -> Array:
         return state.scale
 
@@ -230,20 +239,18 @@ class Fixed(Rule[FixedState, FixedSummary]):
         return FixedState(tally(state.counts, *summary), state.scale, state.shift)
 
 
-@dataclass(frozen=True)
-class Symmetric(Rule[Any, Any]):
-    r"""Another rule without a shift: $\mu = 0$, for layers that have no bias to make up for one.
-
-    Targets are measured together with their negatives. With `Moments`, $\sigma$ is then the root of
-    the second moment, $\sqrt{\nu_t}$ (Eq. 4); with percentiles and extremes the bounds are $\pm$ the
-    same. A minibatch of B targets has the extremes of 2B.
-    """
+class _Wrapper(Rule[Any, Any]):
+    """A rule that leaves to another what it does not change."""
 
     rule: Rule[Any, Any]
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"rule is {self.rule!r}; it must be a rule, such as popart.Moments()")
+
+    @property
+    def has_shift(self) -> bool:
+        return self.rule.has_shift
 
     @property
     def _event_axes(self) -> int:
@@ -253,19 +260,55 @@ class Symmetric(Rule[Any, Any]):
         return self.rule.init(shape, like)
 
     def affine(self, state: Any) -> Affine:
-        scale, shift, seen = self.rule.affine(state)
-        return Affine(scale, namespace(shift).zeros_like(shift), seen)
+        return self.rule.affine(state)
 
     def _statistic(self, state: Any) -> Array:
         return self.rule._statistic(state)
 
     def _summarize(self, state: Any, targets: Targets) -> Any:
-        summary = self.rule._summarize(state, targets.mirrored())
-        halved = (x / 2 if name == "skipped" else x for name, x in zip(summary._fields, summary, strict=True))
-        return type(summary)(*halved)
+        return self.rule._summarize(state, targets)
 
     def _merge(self, stacked: Any) -> Any:
         return self.rule._merge(stacked)
 
     def _absorb(self, state: Any, summary: Any) -> Any:
         return self.rule._absorb(state, summary)
+
+
+@dataclass(frozen=True)
+class Symmetric(_Wrapper):
+    r"""Another rule without a shift: $\mu = 0$, for layers that have no bias to make up for one.
+
+    Targets are measured together with their negatives. With `Moments`, $\sigma$ is then the root of
+    the second moment, $\sqrt{\nu_t}$ (Eq. 4); with percentiles and extremes the bounds are $\pm$ the
+    same. A minibatch of B targets has the extremes of 2B.
+    """
+
+    rule: Rule[Any, Any]
+
+    @property
+    def has_shift(self) -> bool:
+        return False
+
+    def affine(self, state: Any) -> Affine:
+        scale, shift, seen = self.rule.affine(state)
+        return Affine(scale, namespace(shift).zeros_like(shift), seen)
+
+    def _summarize(self, state: Any, targets: Targets) -> Any:
+        summary = self.rule._summarize(state, targets.mirrored())
+        fields = zip(summary._fields, summary, strict=True)
+        return type(summary)(*(x / 2 if name == "skipped" else x for name, x in fields))
+
+
+@dataclass(frozen=True)
+class Kept(_Wrapper):
+    """Another rule for a layer that has learned already: its outputs are kept from the start.
+
+    Before the first targets the normalisation is the identity, not 0, and from then on outputs are
+    preserved, not adopted (see `Affine.or_identity`).
+    """
+
+    rule: Rule[Any, Any]
+
+    def affine(self, state: Any) -> Affine:
+        return self.rule.affine(state).or_identity()

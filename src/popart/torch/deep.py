@@ -1,16 +1,148 @@
-r"""Normalized SGD (Algorithm 2) and Deep Pop-Art (appendix)."""
+r"""Gradients that are normalised: Normalized SGD (Algorithm 2) and Deep Pop-Art (appendix)."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.optim.optimizer import Optimizer
+
+from popart.affine import Affine
+from popart.deep import step_targets
+from popart.moments import Moments
+from popart.rules import Rule, Symmetric
+from popart.torch.heads import PopArt
+from popart.torch.optimizers import Moments as OptimizerMoments
+from popart.torch.statistics import Statistics
 
 
-class NormalizedLinear(nn.Module): ...
+class NormalizedLinear(PopArt):
+    r"""A linear layer for Normalized SGD (Algorithm 2): its outputs $W h + b$ are not normalised.
+
+    Targets stay as they are too. What is normalised is the gradient that goes down to the layers below,
+    $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$; W and b have their usual ones.
+    With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ this learns what Pop-Art learns
+    (Proposition 3), for a dense $\Sigma$ as well:
+
+        layer = NormalizedLinear(64, 1, art)
+        layer.update(y)
+        loss = (layer(h) - y).square().sum() / 2
+
+    While no spread is known the layers below do not learn. The arguments are those of `PopArt`.
+    """
+
+    def _preserve(
+        self, old: Affine, new: Affine, optimizer: Optimizer | None, moments: OptimizerMoments
+    ) -> None:
+        """Nothing to preserve: outputs do not depend on the statistics."""
+
+    def forward(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
+        """The outputs, which are in the targets' own units."""
+        f = _linear(h, self.weight, self.bias, self.affine.scale)
+        return f if index is None else self._chosen(f, index)
+
+    def normalized(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
+        """The outputs in normalised units."""
+        return self.normalize(self.forward(h, index=index), index=index)
 
 
-class NormalizeGradient(nn.Module): ...
+class _NormalizedLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor | None, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(h, W, scale)
+        ctx.bias_size = None if b is None else len(b)
+        return nn.functional.linear(h, W) if b is None else nn.functional.linear(h, W) + b
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        (delta,) = gradients
+        h, W, scale = ctx.saved_tensors
+        by_scale = Affine(scale, scale.new_zeros(scale.shape[: 1 if scale.ndim == 2 else scale.ndim]))
+        down = by_scale.normalize(delta) @ by_scale.normalize(W.T).T
+        each = delta.flatten(0, -2)
+        total = each.sum(0)
+        shared = ctx.bias_size is not None and ctx.bias_size != len(total)
+        dW = each.T @ h.flatten(0, -2)
+        return (
+            down,
+            dW,
+            None if ctx.bias_size is None else total.sum(0, keepdim=True) if shared else total,
+            None,
+        )
 
 
-def backpropagated_targets(loss: Callable[[Tensor], Tensor], z: Tensor) -> Any: ...
+def _linear(h: Tensor, W: Tensor, b: Tensor | None, scale: Tensor) -> Tensor:
+    return _NormalizedLinear.apply(h, W, b, scale)  # pyright: ignore
+
+
+class NormalizeGradient(Statistics):
+    r"""An identity whose backward pass normalises the gradient: Deep Pop-Art for sources that merge.
+
+    Put one on each branch, so that no source drowns out the others, and one where they meet, so that
+    many do not add up to too much:
+
+        trunk_features = after(trunk(x))
+        loss = loss_a(first(trunk_features)) + loss_b(second(trunk_features))
+
+    Gradients are divided by the root of their running second moment, which counts the present one, and
+    multiplied by `weight`: the importance of this source. They are not shifted, so that a gradient of 0
+    stays one.
+
+    Args:
+        weight: the size that the gradient is to have, root mean square over all its numbers.
+        art: how gradients are measured.
+    """
+
+    def __init__(self, weight: float = 1.0, art: Rule[Any, Any] = Symmetric(Moments(1e-2))) -> None:
+        super().__init__(art, (), torch.zeros(()))
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X itself."""
+        return _normalize_gradient(x, self)
+
+    @torch.no_grad()
+    def _backward(self, gradient: Tensor) -> Tensor:
+        self._set_state(self._absorbed(gradient))
+        return (self.weight * self.affine.normalize(gradient)).to(gradient.dtype)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"weight={self.weight}, art={self.art}"
+
+
+class _NormalizeGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: NormalizeGradient) -> Tensor:
+        ctx.module = module
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.module._backward(gradients[0]), None
+
+
+def _normalize_gradient(x: Tensor, module: NormalizeGradient) -> Tensor:
+    return _NormalizeGradient.apply(x, module)  # pyright: ignore
+
+
+def backpropagated_targets(
+    loss: Callable[[Tensor], Tensor], z: Tensor, step: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    r"""Targets for a layer from the loss above it, $Y = z - \eta \nabla_z L$, and the losses.
+
+    `loss` gives one loss for each row of z, or their sum. It is differentiated: parameters that it uses
+    get their gradients, as from `backward()`. Then the layer is a Pop-Art head:
+
+        z = head(h)
+        targets, losses = backpropagated_targets(lambda z: cross_entropy(z, labels, reduction="none"), z)
+        loss = (head.normalized(h) - head.update(targets)).square().sum(-1).mean()
+
+    """
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        losses = loss(z)
+        losses.sum().backward()
+    assert z.grad is not None
+    return step_targets(z.detach(), z.grad, step), losses.detach()

@@ -1,56 +1,31 @@
 """The last layer of a network, with Pop-Art: `PopArt`, `DuelingPopArt`, and averages of two."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim.optimizer import Optimizer
 
 from popart.affine import Affine, change_of
 from popart.moments import Covariance, Moments
-from popart.rules import Fixed, Rule, Symmetric
+from popart.rules import Kept, Rule, Symmetric
 from popart.torch import optimizers
-from popart.torch.replicas import Group
+from popart.torch.statistics import Statistics
 
 
 class Layer(NamedTuple):
     """Parameters that POP rescales; the shift goes into one bias only."""
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: Tensor
+    bias: Tensor | None
     takes_shift: bool = True
 
 
-class Head(nn.Module):
-    """What all heads share: statistics as buffers, ART, POP, and what a checkpoint must have."""
-
-    def __init__(
-        self,
-        art: Rule[Any, Any],
-        shape: tuple[int, ...],
-        like: Tensor,
-        *,
-        keep: bool,
-        process_group: dist.ProcessGroup | bool | None,
-    ) -> None:
-        super().__init__()
-        if not isinstance(art, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"art is {art!r}; it must be a rule, such as popart.Moments()")
-        self.art = art
-        state = art.init(shape, like=like)
-        self._state_type = type(state)
-        self._state_names = [_buffer_name(art, field) for field in state._fields]
-        for name, x in zip(self._state_names, state, strict=True):
-            self.register_buffer(name, x.clone())
-        self.register_buffer("keep", torch.tensor(keep, device=like.device))
-        self._group = None
-        if process_group:
-            self._group = Group(None if process_group is True else process_group)
-            self._group.check_agreement(self.extra_repr())
+class Head(Statistics):
+    """What all heads share: ART and POP, normalisation, averages of two, and a check of the order."""
 
     def _layers(self) -> list[Layer]:
         raise NotImplementedError
@@ -58,21 +33,6 @@ class Head(nn.Module):
     def _over_outputs(self, affine: Affine) -> Affine:
         """The normalisation, shaped to broadcast with the outputs and not with the targets."""
         return affine
-
-    @property
-    def state(self) -> Any:
-        """The statistics, as the rule has them."""
-        return self._state_type(*(getattr(self, name) for name in self._state_names))
-
-    @property
-    def affine(self) -> Affine:
-        """The normalisation of targets, as of the last update."""
-        return self._affine_of(self.state)
-
-    def _affine_of(self, state: Any) -> Affine:
-        affine = self.art.affine(state)
-        kept = affine.or_identity()
-        return Affine(*(torch.where(self.keep, a, b) for a, b in zip(kept, affine, strict=True)))
 
     @torch.no_grad()
     def update(
@@ -100,18 +60,13 @@ class Head(nn.Module):
             moments: what becomes of that: 'rescale' into the new units, 'keep' or 'reset'.
         """
         if optimizer is not None:
-            parameters = [p for layer in self._layers() for p in layer[:2] if isinstance(p, nn.Parameter)]
+            parameters = [p for layer in self._layers() for p in layer[:2] if p is not None]
             optimizers.check(optimizer, parameters, moments)
         with torch.autocast(targets.device.type, enabled=False):
-            state, old = self.state, self.affine
             which = self._statistic_of(index, targets)
-            summary = self.art.summarize(state, targets, mask=mask, weights=weights, index=which)
-            if self._group is not None:
-                summary = self.art.merge(self._group.gather(summary))
-            state = self.art.absorb(state, summary)
-            self._preserve(old, self._affine_of(state), optimizer, moments)
-            for name, x in zip(self._state_names, state, strict=True):
-                getattr(self, name).copy_(x)
+            state = self._absorbed(targets, mask=mask, weights=weights, index=which)
+            self._preserve(self.affine, self.art.affine(state), optimizer, moments)
+            self._set_state(state)
             return self.normalize(targets, index=index)
 
     def _preserve(
@@ -160,8 +115,7 @@ class Head(nn.Module):
             weight.copy_(torch.lerp(change.rescale(weight), w, tau))
             if bias is not None and b is not None:
                 bias.copy_(torch.lerp(change.rescale_bias(bias, shift=takes_shift), b, tau))
-        for name in ("keep", *self._state_names):
-            getattr(self, name).copy_(getattr(online, name))
+        self._set_state(online.state)
 
     def _linear(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The layer in its own precision, also under autocast."""
@@ -172,8 +126,8 @@ class Head(nn.Module):
         with torch.autocast(h.device.type, enabled=False):
             h = h.to(weight.dtype)
             if weight.ndim == 2 and (bias is None or len(bias) == len(weight)):
-                return F.linear(h, weight, bias)
-            g = F.linear(h, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1])
+                return nn.functional.linear(h, weight, bias)
+            g = nn.functional.linear(h, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1])
             return g if bias is None else g + bias
 
     def _watched(self, g: Tensor) -> Tensor:
@@ -183,38 +137,6 @@ class Head(nn.Module):
             version = weight._version
             g.register_hook(lambda _: _check_version(weight, version))
         return g
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert everything but the statistics to half precision, where that is asked for."""
-        before = {name: getattr(self, name) for name in self._state_names}
-        super()._apply(fn, recurse)
-        for name, x in before.items():
-            y = getattr(self, name)
-            if y.is_floating_point() and y.dtype.itemsize < 4:
-                setattr(self, name, x.to(y.device))
-        return self
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *rest: Any, **named: Any
-    ) -> None:
-        """Refuse what has no statistics, also where `strict=False` would let it pass."""
-        wanted = [prefix + name for name in ("keep", *self._state_names)]
-        missing = [name for name in wanted if name not in state_dict]
-        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
-        if missing:
-            errors = named.get("error_msgs", rest[-1] if rest else None)
-            errors.append(
-                f"the checkpoint has no {', '.join(missing)}: statistics of {self.art!r} without which the "
-                "weights mean nothing. If it is of a plain linear layer, load it into that and use "
-                f"{type(self).__name__}.from_linear(layer), which keeps its outputs; if of another rule, "
-                "make the head with that rule"
-            )
-
-
-def _buffer_name(art: Rule[Any, Any], field: str) -> str:
-    """One that says of which rule it is, so that a state of one rule is not loaded into another."""
-    inner = f"symmetric_{type(art.rule).__name__}" if isinstance(art, Symmetric) else type(art).__name__
-    return f"{inner.lower()}_{field}"
 
 
 def _is_transformed(x: Tensor) -> bool:
@@ -240,7 +162,7 @@ class PopArt(Head):
         loss = (head.normalized(h, index=action) - y).square().mean()
 
     Before any target the output is 0, and the first targets are adopted without a change of the
-    weights, unless `keep` is set.
+    weights; with `art=Kept(...)` outputs are those of the layer from the start.
 
     Args:
         in_features: the number of features.
@@ -251,7 +173,6 @@ class PopArt(Head):
             `(*batch, heads, out_features)` and targets `(*batch, heads)`, or `(*batch,)` with `index`.
         bias: whether there is one, or 'shared' for one that all outputs of a head have in common.
             Without one the shift is fixed at 0 and `art` becomes `Symmetric(art)`.
-        keep: keep the outputs of the layer as it is from the start, as a trained network needs.
         process_group: the replicas that see parts of one batch; True for all.
         device: where parameters and statistics are.
         dtype: of the parameters. Statistics are never in less than float32.
@@ -264,12 +185,11 @@ class PopArt(Head):
         self,
         in_features: int,
         out_features: int,
-        art: Rule[Any, Any] = Moments(),  # noqa: B008
+        art: Rule[Any, Any] = Moments(),
         *,
         per_output: bool = False,
         heads: int | None = None,
         bias: bool | Literal["shared"] = True,
-        keep: bool = False,
         process_group: dist.ProcessGroup | bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -289,9 +209,9 @@ class PopArt(Head):
         weight = torch.empty(*lead, out_features, in_features, device=device, dtype=dtype)
         self.in_features, self.out_features = in_features, out_features
         self.heads, self.per_output = heads, per_output
-        art = art if bias else _without_shift(art)
+        art = Symmetric(art) if art.has_shift and not bias else art
         shape = (*lead, out_features) if per_output else lead
-        super().__init__(art, shape, weight, keep=keep, process_group=process_group)
+        super().__init__(art, shape, weight)
         self.weight = nn.Parameter(weight)
         if bias:
             outputs = 1 if bias == "shared" else out_features
@@ -299,6 +219,7 @@ class PopArt(Head):
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
+        self._join(process_group)
 
     def reset_parameters(self) -> None:
         """Draw weights and bias from U(±1/√in_features), as `torch.nn.Linear` does."""
@@ -313,7 +234,7 @@ class PopArt(Head):
         art: Rule[Any, Any] = Moments(),
         *,
         keep: bool = True,
-        **settings: Any,  # noqa: B008
+        **settings: Any,
     ) -> Self:
         """A head with the parameters of a linear layer, and its outputs.
 
@@ -323,22 +244,21 @@ class PopArt(Head):
         head = cls(
             layer.in_features,
             layer.out_features,
-            art,
+            Kept(art) if keep else art,
             bias=layer.bias is not None,
-            keep=keep,
             device=layer.weight.device,
             dtype=layer.weight.dtype,
             **settings,
         )
-        head.weight, head.bias = layer.weight, layer.bias
+        head._parameters.update(weight=layer._parameters["weight"], bias=layer._parameters["bias"])
         return head
 
     @classmethod
     def identity(
         cls, features: int, art: Rule[Any, Any] = Moments(), *, keep: bool = True, **settings: Any
-    ) -> Self:  # noqa: B008
+    ) -> Self:
         """The square layer W = I, b = 0, to be put on top of any model without a change of its outputs."""
-        head = cls(features, features, art, keep=keep, **settings)
+        head = cls(features, features, Kept(art) if keep else art, **settings)
         with torch.no_grad():
             head.weight.copy_(torch.eye(features))
             if head.bias is not None:
@@ -379,6 +299,10 @@ class PopArt(Head):
         return Affine(*(x[..., None] for x in affine))
 
     def _statistic_of(self, index: Tensor | None, targets: Tensor) -> Tensor | None:
+        if index is not None and self.heads is None and _is_dense(self.art):
+            raise ValueError(
+                "index is given, but these outputs are measured together; give targets of all of them"
+            )
         if index is None or self.heads is not None or self.per_output:
             return index
         if index.shape != targets.shape:
@@ -409,9 +333,8 @@ class DuelingPopArt(Head):
         self,
         in_features: int,
         out_features: int,
-        art: Rule[Any, Any] = Moments(),  # noqa: B008
+        art: Rule[Any, Any] = Moments(),
         *,
-        keep: bool = False,
         process_group: dist.ProcessGroup | bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -422,16 +345,17 @@ class DuelingPopArt(Head):
             raise ValueError(f"art is {art!r}; all outputs of dueling streams share one scale and shift")
         value = nn.Linear(in_features, 1, device=device, dtype=dtype)
         self.in_features, self.out_features = in_features, out_features
-        super().__init__(art, (), value.weight, keep=keep, process_group=process_group)
+        super().__init__(art, (), value.weight)
         self.value = value
         self.advantage = nn.Linear(in_features, out_features, device=device, dtype=dtype)
+        self._join(process_group)
 
     @classmethod
     def from_linear(
         cls,
         value: nn.Linear,
         advantage: nn.Linear,
-        art: Rule[Any, Any] = Moments(),  # noqa: B008
+        art: Rule[Any, Any] = Moments(),
         *,
         keep: bool = True,
         **settings: Any,
@@ -445,8 +369,7 @@ class DuelingPopArt(Head):
         head = cls(
             value.in_features,
             advantage.out_features,
-            art,
-            keep=keep,
+            Kept(art) if keep else art,
             device=weight.device,
             dtype=weight.dtype,
             **settings,
@@ -530,14 +453,5 @@ def _check_linear(name: str, layer: nn.Module) -> None:
 
 
 def _is_dense(art: Rule[Any, Any]) -> bool:
-    return isinstance(art, Covariance) or (isinstance(art, Symmetric) and isinstance(art.rule, Covariance))
-
-
-def _without_shift(art: Rule[Any, Any]) -> Rule[Any, Any]:
-    if isinstance(art, Symmetric) or (isinstance(art, Fixed) and not any(_flat(art.shift))):
-        return art
-    return Symmetric(art)
-
-
-def _flat(shift: float | tuple[float, ...]) -> tuple[float, ...]:
-    return shift if isinstance(shift, tuple) else (shift,)
+    inner = getattr(art, "rule", None)
+    return isinstance(art, Covariance) if inner is None else _is_dense(inner)

@@ -1,0 +1,37 @@
+r"""Deep Pop-Art (appendix): normalisation below the output of a network.
+
+A layer that is not the last has no targets of its own. They are found from what is above it: by
+back-propagating the loss through it, or by inverting it. The layer then is a Pop-Art head like any
+other, with these for targets.
+"""
+
+from popart._arrays import Array, is_concrete, namespace, to_numpy
+
+
+def step_targets(z: Array, gradient: Array, step: float = 1.0) -> Array:
+    r"""Targets by back-propagation: $Y = z - \eta \nabla_z L$, a step down the loss from the outputs z.
+
+    The squared loss towards Y has the gradient $\eta \nabla_z L$ at z, so that without normalisation
+    this is the usual back-propagation.
+    """
+    return z - step * gradient
+
+
+def softmax_targets(probabilities: Array, smoothing: float = 0.0) -> Array:
+    """Targets by inversion: the outputs that a soft-max makes into these probabilities, `(*batch, k)`.
+
+    A soft-max ignores what all outputs have in common; theirs is 0. Labels are given as probabilities
+    of 0 and 1 with some `smoothing`, the part of them that is spread over all classes, because a soft-max
+    never gives 0.
+    """
+    xp, k = namespace(probabilities), probabilities.shape[-1]
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing is {smoothing!r}; it must be in [0, 1)")
+    p = (1 - smoothing) * probabilities + smoothing / k
+    if is_concrete(p) and not (to_numpy(p) > 0).all():
+        raise ValueError(
+            f"probabilities reach down to {to_numpy(probabilities).min()} with smoothing {smoothing!r}; a "
+            "soft-max never gives 0: give some smoothing"
+        )
+    z = xp.log(p)
+    return z - z.mean(-1)[..., None]

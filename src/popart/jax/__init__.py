@@ -1,0 +1,18 @@
+"""Pop-Art for JAX: pure functions on the parameters of a last layer, whoever made them."""
+
+from popart.jax.deep import normalize_gradient, normalized_linear
+from popart.jax.heads import Step, init, normalized, polyak, step, values
+from popart.jax.optimizers import normalized_sgd, rescale_moments
+
+__all__ = [
+    "Step",
+    "init",
+    "normalize_gradient",
+    "normalized",
+    "normalized_linear",
+    "normalized_sgd",
+    "polyak",
+    "rescale_moments",
+    "step",
+    "values",
+]

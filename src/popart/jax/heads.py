@@ -1,0 +1,207 @@
+r"""The last layer of a network with Pop-Art, as pure functions of its parameters.
+
+A head is a pytree with a weight and perhaps a bias, found by the names that libraries give them:
+`kernel` and `bias` (Flax), `w` and `b` (Haiku), both `(in, out)`; `weight` and `bias` (Equinox),
+`(out, in)`. A leading axis, as `vmap` gives, is of heads, each with its statistics. A head with parts
+`value` and `advantage` has dueling streams.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from popart.affine import Affine, Change, Layout, change_of
+from popart.rules import Rule
+
+Array = Any
+Tree = Any
+
+
+class Step(NamedTuple):
+    """What `step` gives: the new state and head, normalised targets, and how the units changed."""
+
+    state: Any
+    head: Tree
+    targets: Array
+    change: Change
+
+
+def init(art: Rule[Any, Any], head: Tree, *, per_output: bool = False) -> Any:
+    """The statistics for a head before any target: one for all outputs (of each head), or one per output."""
+    layers = layers_of(head)
+    if per_output and len(layers) > 1:
+        raise ValueError("per_output is True; all outputs of dueling streams share one scale and shift")
+    weight = jax.tree.leaves(head)[layers[0].weight]
+    outputs = weight.shape[-1] if layers[0].layout == "in_out" else weight.shape[-2]
+    shape = (*weight.shape[:-2], outputs) if per_output else weight.shape[:-2]
+    return art.init(shape, like=weight)
+
+
+def step(
+    art: Rule[Any, Any],
+    state: Any,
+    head: Tree,
+    targets: Array,
+    axis_name: Any = None,
+    *,
+    mask: Array = None,
+    weights: Array = None,
+    index: Array = None,
+) -> Step:
+    """ART, then POP: the statistics and the head after a batch of targets, and these normalised.
+
+    No output changes. The loss compares normalised targets with the outputs of the *new* head, and its
+    gradient goes to the new head.
+
+        state, head, y, change = popart.jax.step(art, state, head, targets)
+
+    Args:
+        art: how targets are measured.
+        state: from `init`, or from the last step.
+        head: the parameters of the last layer.
+        targets: in their own units, `(*batch, *shape)` for statistics of this shape.
+        axis_name: the axis, or axes, over which replicas see parts of one batch.
+        mask: which targets count, `(*batch,)`.
+        weights: how much each counts, `(*batch,)`.
+        index: which output (or head) each target is of, `(*batch,)`. Statistics that all share do not
+            depend on it.
+    """
+    layers, leaves, treedef = open_head(head)
+    _check_bias(art, layers)
+    old = art.affine(state)
+    index = index if old.shift.ndim else None
+    summary = art.summarize(state, targets, mask=mask, weights=weights, index=index)
+    if axis_name is not None:
+        summary = art.merge(jax.lax.all_gather(summary, axis_name))
+    new_state = art.absorb(state, summary)
+    new = art.affine(new_state)
+    change = change_of(_over_outputs(old, leaves, layers), _over_outputs(new, leaves, layers))
+    head = jax.tree.unflatten(treedef, rescaled(leaves, layers, change))
+    affine = new if index is None else new.select(index)
+    return Step(new_state, head, affine.normalize(targets), change)
+
+
+def normalized(head: Tree, h: Array) -> Array:
+    """The outputs in normalised units, $g = W h + b$: `(*batch, out)`, or `(*batch, heads, out)`."""
+    layers, leaves, _ = open_head(head)
+    first, *rest = (_linear(leaves, layer, h) for layer in layers)
+    return first if not rest else first + rest[0] - rest[0].mean(-1, keepdims=True)
+
+
+def values(art: Rule[Any, Any], state: Any, head: Tree, h: Array) -> Array:
+    r"""The outputs in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2)."""
+    layers, leaves, _ = open_head(head)
+    return _over_outputs(art.affine(state), leaves, layers).denormalize(normalized(head, h))
+
+
+def polyak(
+    art: Rule[Any, Any], target: tuple[Any, Tree], online: tuple[Any, Tree], tau: float | Array
+) -> tuple[Any, Tree]:
+    r"""$(1 - \tau)$ times one head plus $\tau$ times another, as functions in the targets' units.
+
+    Each is a pair of state and head, and so is the result, which has the statistics of `online`. Where
+    that knows no spread its function is a constant, and so is the result.
+    """
+    (mine, head), (theirs, other) = target, online
+    layers, leaves, treedef = open_head(head)
+    affines = (_over_outputs(art.affine(state), leaves, layers) for state in (mine, theirs))
+    moved = rescaled(leaves, layers, change_of(*affines, adopt=False))
+    averaged = [x + tau * (y - x) for x, y in zip(moved, jax.tree.leaves(other), strict=True)]
+    return theirs, jax.tree.unflatten(treedef, averaged)
+
+
+class Layer(NamedTuple):
+    """Where the weight and the bias of a linear layer are among the leaves of a tree."""
+
+    weight: int
+    bias: int | None
+    layout: Layout
+    takes_shift: bool = True
+
+
+def open_head(head: Tree) -> tuple[list[Layer], list[Array], Any]:
+    leaves, treedef = jax.tree.flatten(head)
+    layers = layers_of(head)
+    for layer in layers:
+        W = leaves[layer.weight]
+        if W.ndim not in (2, 3):
+            raise TypeError(
+                f"head has a weight of shape {W.shape}; only a linear layer's outputs can be preserved"
+            )
+    return layers, leaves, treedef
+
+
+def _check_bias(art: Rule[Any, Any], layers: list[Layer]) -> None:
+    if layers[0].bias is None and art.has_shift:
+        raise ValueError(
+            f"head has no bias, and art is {art!r}, which has a shift that only a bias can make up for; "
+            "use popart.Symmetric(art)"
+        )
+
+
+def layers_of(head: Tree) -> list[Layer]:
+    """The linear layers of a head: one, or a value and an advantage stream."""
+    found: dict[tuple[str, ...], dict[str, int]] = {}
+    for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(head)):
+        names = tuple(
+            str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path
+        )
+        at = next((n for n, name in enumerate(names) if name in _NAMES), None)
+        if at is None:
+            raise TypeError(_not_a_head(head))
+        found.setdefault(names[:at], {})[names[at]] = i
+    layers = {where: _layer(head, parts) for where, parts in found.items()}
+    if len(layers) == 1:
+        return list(layers.values())
+    streams = {where[-1] if where else "": layer for where, layer in layers.items()}
+    if sorted(streams) != ["advantage", "value"] or len(layers) != 2:
+        raise TypeError(_not_a_head(head))
+    return [streams["value"], streams["advantage"]._replace(takes_shift=False)]
+
+
+_LAYOUTS: dict[str, tuple[str, Layout]] = {
+    "kernel": ("bias", "in_out"),
+    "w": ("b", "in_out"),
+    "weight": ("bias", "out_in"),
+}
+_NAMES = {*_LAYOUTS, "bias", "b"}
+
+
+def _layer(head: Tree, parts: dict[str, int]) -> Layer:
+    for weight, (bias, layout) in _LAYOUTS.items():
+        if weight in parts and not parts.keys() - {weight, bias}:
+            return Layer(parts[weight], parts.get(bias), layout)
+    raise TypeError(_not_a_head(head))
+
+
+def _not_a_head(head: Tree) -> str:
+    shown = jax.tree.map(lambda x: getattr(x, "shape", x), head)
+    return (
+        f"head is {shown}; it must be the parameters of one linear layer: kernel and bias (Flax), w and b "
+        "(Haiku), weight and bias (Equinox), or a 'value' and an 'advantage' of these"
+    )
+
+
+def _linear(leaves: list[Array], layer: Layer, h: Array) -> Array:
+    W = leaves[layer.weight]
+    W = W if layer.layout == "in_out" else jnp.swapaxes(W, -1, -2)
+    g = jnp.einsum("...i,kio->...ko" if W.ndim == 3 else "...i,io->...o", h, W)
+    return g if layer.bias is None else g + leaves[layer.bias]
+
+
+def _over_outputs(affine: Affine, leaves: list[Array], layers: list[Layer]) -> Affine:
+    """The normalisation, shaped to broadcast with the outputs: one per head has no axis for these."""
+    if affine.shift.ndim and affine.shift.ndim == leaves[layers[0].weight].ndim - 2:
+        return Affine(*(x[..., None] for x in affine))
+    return affine
+
+
+def rescaled(leaves: list[Array], layers: list[Layer], change: Change) -> list[Array]:
+    """The leaves of a head after its normalisation changed."""
+    leaves = list(leaves)
+    for layer in layers:
+        leaves[layer.weight] = change.rescale(leaves[layer.weight], layout=layer.layout)
+        if layer.bias is not None:
+            leaves[layer.bias] = change.rescale_bias(leaves[layer.bias], shift=layer.takes_shift)
+    return leaves
