@@ -163,6 +163,12 @@ def matmul(a: Array, b: Array) -> Array:
     return xp.matmul(a, b)
 
 
+def solve(A: Array, B: Array) -> Array:
+    """A⁻¹ B. PyTorch's own check that A is not singular would wait for the device."""
+    xp = namespace(A, B)
+    return xp.linalg.solve_ex(A, B)[0] if is_torch(xp) else xp.linalg.solve(A, B)
+
+
 def eye(like: Array) -> Array:
     """The identity on the last axis of `like`, made where `like` is: a copy would wait for the device."""
     xp = namespace(like)

@@ -14,6 +14,7 @@ from popart._arrays import (
     is_float,
     matmul,
     namespace,
+    solve,
     to_numpy,
     unit,
 )
@@ -181,9 +182,9 @@ def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
     told = live & old.seen if adopt else live
     known = told & xp.any(before != 0, axis=-1) if adopt else told
     B = xp.where(known[..., None], before * per_u[..., None], A)
-    change = xp.linalg.solve(A, B - A)
+    change = solve(A, B - A)
     near = xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5
-    factor = xp.where(near[..., None, None], change, xp.linalg.solve(A, B))
+    factor = xp.where(near[..., None, None], change, solve(A, B))
     moved = _solve(A, xp.where(told, old.shift * per_u - new.shift * per_u, 0.0))
     return Change(near[..., None], factor, moved)
 
@@ -202,7 +203,7 @@ def _solve(A: Array, y: Array) -> Array:
     xp = namespace(A, y)
     y = xp.broadcast_to(y, xp.broadcast_shapes(y.shape, A.shape[:-1]))
     columns = xp.moveaxis(y.reshape((-1, *y.shape[y.ndim - A.ndim + 1 :])), 0, -1)
-    return xp.moveaxis(xp.linalg.solve(A, columns), -1, 0).reshape(y.shape)
+    return xp.moveaxis(solve(A, columns), -1, 0).reshape(y.shape)
 
 
 def _as_dense(affine: Affine) -> Array:

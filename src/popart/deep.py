@@ -12,7 +12,10 @@ def step_targets(z: Array, gradient: Array, step: float = 1.0) -> Array:
     r"""Targets by back-propagation: $Y = z - \eta \nabla_z L$, a step down the loss from the outputs z.
 
     The squared loss towards Y has the gradient $\eta \nabla_z L$ at z, so that without normalisation
-    this is the usual back-propagation.
+    this is the usual back-propagation. `gradient` is of the sum of the losses of a batch, not of their mean,
+    so that each row of z has its own. The step is in units of z² per loss: a loss that is much smaller than
+    its outputs leaves Y next to z, and no normalisation of Y will enlarge what is between them. For that
+    there is the normalisation of gradients.
     """
     return z - step * gradient
 
@@ -22,7 +25,7 @@ def softmax_targets(probabilities: Array, smoothing: float = 0.0) -> Array:
 
     A soft-max ignores what all outputs have in common; theirs is 0. Labels are given as probabilities
     of 0 and 1 with some `smoothing`, the part of them that is spread over all classes, because a soft-max
-    never gives 0.
+    never gives 0; where it cannot be refused, in compiled code, the smallest normal number stands for it.
     """
     xp, k = namespace(probabilities), probabilities.shape[-1]
     if not 0 <= smoothing < 1:
@@ -33,5 +36,5 @@ def softmax_targets(probabilities: Array, smoothing: float = 0.0) -> Array:
             f"probabilities reach down to {to_numpy(probabilities).min()} with smoothing {smoothing!r}; a "
             "soft-max never gives 0: give some smoothing"
         )
-    z = xp.log(p)
+    z = xp.log(p.clip(float(xp.finfo(p.dtype).tiny), None))
     return z - z.mean(-1)[..., None]

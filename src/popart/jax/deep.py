@@ -52,16 +52,18 @@ def normalize_gradient(
 ) -> Array:
     r"""`x` itself, with a backward pass that normalises the gradient: Deep Pop-Art for sources that merge.
 
-    Put one on each branch, so that no source drowns out the others, and one where they meet, so that
-    many do not add up to too much. Gradients are divided by the scale that `art` has after it has seen
-    them too, and multiplied by `weight`, the importance of this source. `art` must have no shift, such as
+    Put one on the output of each branch, so that no source drowns out the others, and one where they meet,
+    so that many do not add up to too much. Below an output, the head above it would still get the gradient
+    as it was. Gradients are divided by the scale that `art` has after it has seen them too, and multiplied
+    by `weight`, the importance of this source: the root mean square that its numbers are to have. (A mean
+    over n losses makes gradients of 1/n; `weight=1/n` brings that back.) `art` must have no shift, such as
     `popart.Symmetric(popart.Moments(1e-2))`.
 
     A pure function cannot keep what it sees on the way back. `probe`, zeros like x, is given so that
     there is something to differentiate by: its gradient is the one that came in.
 
-        gradients, seen = jax.grad(loss, argnums=(0, 1))(params, jnp.zeros_like(x))
-        state = art.update(state, seen)
+        gradients, seen = jax.grad(loss, argnums=(0, 1))(params, probes)
+        states = {name: art.update(states[name], seen[name]) for name in states}
     """
     if art.has_shift:
         raise ValueError(f"art is {art!r}, which would shift gradients; use popart.Symmetric(art)")

@@ -79,15 +79,16 @@ def _linear(h: Tensor, W: Tensor, b: Tensor | None, scale: Tensor) -> Tensor:
 class NormalizeGradient(Statistics):
     r"""An identity whose backward pass normalises the gradient: Deep Pop-Art for sources that merge.
 
-    Put one on each branch, so that no source drowns out the others, and one where they meet, so that
-    many do not add up to too much:
+    Put one on the output of each branch, so that no source drowns out the others, and one where they meet,
+    so that many do not add up to too much. Below an output, the head above it would still get the gradient
+    as it was.
 
-        trunk_features = after(trunk(x))
-        loss = loss_a(first(trunk_features)) + loss_b(second(trunk_features))
+        h = meet(trunk(x))
+        loss = loss_a(first(head_a(h))) + loss_b(second(head_b(h)))
 
     Gradients are divided by the root of their running second moment, which counts the present one, and
     multiplied by `weight`: the importance of this source. They are not shifted, so that a gradient of 0
-    stays one.
+    stays one. (A mean over n losses makes gradients of 1/n; `weight=1/n` brings that back.)
 
     Args:
         weight: the size that the gradient is to have, root mean square over all its numbers.
