@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from popart._arrays import Array, namespace
+from popart._arrays import Array, is_concrete, namespace
 
 Step = Callable[[Array], Array]
 
@@ -50,14 +50,14 @@ class debiased:
 
 
 def _debias(beta: float, t: Array) -> Array:
-    if beta == 1:
+    if is_concrete(beta) and beta == 1:
         return 1 + 0 * t
-    remembered = -namespace(t).expm1(t * math.log1p(-beta))
-    return (beta / remembered).clip(None, 1.0)
+    log = math.log1p(-beta) if isinstance(beta, float) else namespace(beta).log1p(-beta)
+    return (beta / -namespace(t).expm1(t * log)).clip(None, 1.0)
 
 
 def check_beta(beta: float) -> None:
-    if not 0 < beta <= 1:
+    if is_concrete(beta) and not 0 < beta <= 1:
         raise ValueError(f"beta is {beta!r}; it must be in (0, 1]")
 
 
