@@ -138,7 +138,8 @@ def backpropagated_targets(
 
         z = head(h)
         targets, losses = backpropagated_targets(lambda z: cross_entropy(z, labels, reduction="none"), z)
-        loss = (head.normalized(h) - head.update(targets)).square().sum(-1).mean()
+        targets = head.update(targets)
+        loss = (head.normalized(h) - targets).square().sum(-1).mean()
 
     """
     with torch.enable_grad():

@@ -13,7 +13,7 @@ from popart.affine import Affine, change_of
 from popart.moments import Covariance, Moments
 from popart.rules import Kept, Rule, Symmetric
 from popart.torch import optimizers
-from popart.torch.statistics import Statistics
+from popart.torch.statistics import Statistics, check_rule
 
 
 class Layer(NamedTuple):
@@ -194,6 +194,7 @@ class PopArt(Head):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_rule(art)
         _check_size("in_features", in_features)
         _check_size("out_features", out_features)
         if heads is not None:
@@ -209,7 +210,7 @@ class PopArt(Head):
         weight = torch.empty(*lead, out_features, in_features, device=device, dtype=dtype)
         self.in_features, self.out_features = in_features, out_features
         self.heads, self.per_output = heads, per_output
-        art = Symmetric(art) if art.has_shift and not bias else art
+        art = art if bias else _without_shift(art)
         shape = (*lead, out_features) if per_output else lead
         super().__init__(art, shape, weight)
         self.weight = nn.Parameter(weight)
@@ -339,6 +340,7 @@ class DuelingPopArt(Head):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_rule(art)
         _check_size("in_features", in_features)
         _check_size("out_features", out_features)
         if _is_dense(art):
@@ -412,17 +414,21 @@ def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
     """
     if not 0 <= tau <= 1:
         raise ValueError(f"tau is {tau!r}; it must be in [0, 1]")
-    pairs = list(zip(_parts(target), _parts(online), strict=True))
-    for (name, mine), (other, theirs) in pairs:
-        if name != other or type(mine) is not type(theirs):
-            raise ValueError(f"target has {name!r} where online has {other!r}; they must be of one kind")
-    for (_, mine), (_, theirs) in pairs:
-        if isinstance(mine, Head) and isinstance(theirs, Head):
-            mine.polyak_(theirs, tau)
-        elif isinstance(mine, nn.Parameter):
-            mine.lerp_(theirs, tau)  # pyright: ignore
+    mine, theirs = dict(_parts(target)), dict(_parts(online))
+    kinds = [{name: type(part).__name__ for name, part in parts.items()} for parts in (mine, theirs)]
+    if kinds[0] != kinds[1]:
+        apart = dict(kinds[0].items() ^ kinds[1].items())
+        raise ValueError(
+            f"target and online differ in {', '.join(map(repr, apart))}; they must be of one kind"
+        )
+    for name, part in mine.items():
+        other: Any = theirs[name]
+        if isinstance(part, Head):
+            part.polyak_(other, tau)
+        elif isinstance(part, nn.Parameter):
+            part.lerp_(other, tau)
         else:
-            mine.copy_(theirs)  # pyright: ignore
+            part.copy_(other)
 
 
 def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Head | Tensor]]:
@@ -455,3 +461,9 @@ def _check_linear(name: str, layer: nn.Module) -> None:
 def _is_dense(art: Rule[Any, Any]) -> bool:
     inner = getattr(art, "rule", None)
     return isinstance(art, Covariance) if inner is None else _is_dense(inner)
+
+
+def _without_shift(art: Rule[Any, Any]) -> Rule[Any, Any]:
+    if isinstance(art, Kept):
+        return Kept(_without_shift(art.rule))
+    return Symmetric(art) if art.has_shift else art

@@ -20,8 +20,7 @@ class Statistics(nn.Module):
 
     def __init__(self, art: Rule[Any, Any], shape: tuple[int, ...], like: Tensor) -> None:
         super().__init__()
-        if not isinstance(art, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"art is {art!r}; it must be a rule, such as popart.Moments()")
+        check_rule(art)
         self.art = art
         state = art.init(shape, like=like)
         self._state_type = type(state)
@@ -82,6 +81,11 @@ class Statistics(nn.Module):
                 "with from_linear(layer), which keeps its outputs; if from a head with another rule, make "
                 "this one with that rule"
             )
+
+
+def check_rule(art: Rule[Any, Any]) -> None:
+    if not isinstance(art, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"art is {art!r}; it must be a rule, such as popart.Moments()")
 
 
 def _buffer_name(art: Rule[Any, Any], field: str) -> str:
