@@ -48,4 +48,4 @@ def jax_part(file: Path, first: int, last: int) -> tuple[dict[str, np.ndarray], 
 if __name__ == "__main__":
     module, file, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     parameters, values = (torch_part if module == "torch" else jax_part)(file, first, last)
-    np.savez(f"{file}.npz", **parameters, values=values)
+    np.savez(f"{file}.npz", allow_pickle=False, values=values, **parameters)

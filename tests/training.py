@@ -26,10 +26,10 @@ FEATURES, HIDDEN, ACTIONS = 6, 8, 3
 class Data(NamedTuple):
     """Transitions, `(steps, batch, ...)`."""
 
-    s: np.ndarray
-    a: np.ndarray
-    r: np.ndarray
-    s_next: np.ndarray
+    s: Any
+    a: Any
+    r: Any
+    s_next: Any
 
 
 class Trace(NamedTuple):
@@ -189,7 +189,7 @@ def jax_step(run: JaxState, batch: Any) -> tuple[JaxState, Any]:
     copied = run.t % COPY_EVERY == 0
     target = jax.tree.map(lambda new, old: jnp.where(copied, new, old), (params, state), run.target)
     best = _q(params, state, s_next).argmax(1)
-    y = r + DISCOUNT * jnp.take_along_axis(_q(*target, s_next), best[:, None], 1)[:, 0]
+    y = r + DISCOUNT * jnp.take_along_axis(_q(target[0], target[1], s_next), best[:, None], 1)[:, 0]
     state, head, y, change = popart.jax.step(ART, state, params["head"], y)
     params = {**params, "head": head}
 

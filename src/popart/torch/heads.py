@@ -77,10 +77,11 @@ class Head(Statistics):
             weight.copy_(change.rescale(weight))
             if bias is not None:
                 bias.copy_(change.rescale_bias(bias, shift=takes_shift))
-            if optimizer is not None and moments != "keep":
-                for parameter in (weight, bias):
-                    if parameter is not None:
-                        optimizers.adjust(optimizer, parameter, change, moments)
+            if optimizer is None or moments == "keep":
+                continue
+            optimizers.adjust(optimizer, weight, change.rescale, moments)
+            if bias is not None:
+                optimizers.adjust(optimizer, bias, change.rescale_bias, moments)
 
     def normalize(self, targets: Tensor, *, index: Tensor | None = None) -> Tensor:
         """Targets in normalised units, for the loss."""

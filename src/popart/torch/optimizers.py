@@ -5,12 +5,11 @@ the old units are made into what they would have been had every gradient been in
 of gradients are multiplied by F, averages of their squares by F², steps that have no unit by nothing.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor, optim
 from torch.optim.optimizer import Optimizer
-
-from popart.affine import Change
 
 Moments = Literal["rescale", "keep", "reset"]
 
@@ -27,13 +26,12 @@ POWERS: dict[type[Optimizer], dict[str, int]] = {
 """The power of the gradients' unit in each tensor that these optimizers keep of a parameter."""
 
 
-def adjust(optimizer: Optimizer, parameter: Tensor, change: Change, moments: Moments) -> None:
-    """Bring what the optimizer remembers of a weight, or of a bias, into the new units, in place."""
+def adjust(optimizer: Optimizer, parameter: Tensor, rescale: Callable[..., Tensor], moments: Moments) -> None:
+    """Bring what the optimizer remembers of a parameter into the new units, in place."""
     for name, moment in _remembered(optimizer, parameter).items():
         if moments == "reset":
             moment.zero_()
         elif power := _power(optimizer, name):
-            rescale = change.rescale if parameter.ndim > change.near.ndim + 1 else change.rescale_bias
             moment.copy_(rescale(moment, power=power))
 
 

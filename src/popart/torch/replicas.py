@@ -17,12 +17,11 @@ class Group:
 
     def gather(self, summary: Any) -> Any:
         """The summaries of all replicas, stacked, in one collective call."""
-        flat = torch.cat([x.reshape(-1) for x in summary])
-        size = dist.get_world_size(self.group)
-        everyone = flat.new_empty(size * flat.numel())
-        dist.all_gather_into_tensor(everyone, flat, group=self.group)
-        parts = everyone.reshape(size, -1).split([x.numel() for x in summary], 1)
-        return type(summary)(*(p.reshape(size, *x.shape) for p, x in zip(parts, summary, strict=True)))
+        mine = torch.cat([x.reshape(-1) for x in summary])
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(everyone, mine, group=self.group)
+        parts = torch.stack(everyone).split([x.numel() for x in summary], 1)
+        return type(summary)(*(p.reshape(-1, *x.shape) for p, x in zip(parts, summary, strict=True)))
 
     def check_agreement(self, settings: str) -> None:
         """Raise, on every replica, if these are not the settings of all."""

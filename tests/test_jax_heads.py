@@ -1,0 +1,195 @@
+"""What `popart.jax` promises: outputs kept, of whoever's layer, under the transformations of JAX."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import popart
+import popart.jax as pj
+
+EPS = float(jnp.finfo(jnp.float32).eps)
+ART = popart.Moments(beta=0.1)
+KEY = jax.random.key(0)
+H = jax.random.normal(KEY, (16, 6))
+
+
+def linen() -> Any:
+    import flax.linen as nn
+
+    return nn.Dense(3).init(KEY, H)["params"]
+
+
+def nnx() -> Any:
+    from flax import nnx
+
+    return nnx.state(nnx.Linear(6, 3, rngs=nnx.Rngs(0)))
+
+
+def haiku() -> Any:
+    import haiku as hk
+
+    return hk.transform(lambda x: hk.Linear(3)(x)).init(KEY, H)
+
+
+def equinox() -> Any:
+    import equinox as eqx
+
+    return eqx.nn.Linear(6, 3, key=KEY)
+
+
+def dueling() -> Any:
+    return {"value": {"w": jnp.ones((6, 1)), "b": jnp.zeros(1)}, "advantage": linen()}
+
+
+LAYERS = {
+    "Flax": linen,
+    "Flax NNX": nnx,
+    "Haiku": haiku,
+    "Equinox": equinox,
+    "dueling": dueling,
+    "ensemble": lambda: {"kernel": jax.random.normal(KEY, (4, 6, 3)), "bias": jnp.ones((4, 3))},
+    "shared bias": lambda: {"w": jax.random.normal(KEY, (6, 3)), "b": jnp.ones(1)},
+}
+
+
+def targets(shape: tuple[int, ...], seed: int, size: float = 1.0) -> Any:
+    return size * (jax.random.normal(jax.random.key(seed), (16, *shape)) + 2)
+
+
+def own_outputs(name: str, head: Any) -> Any:
+    """The layer as its library computes it."""
+    if name == "Flax":
+        import flax.linen as nn
+
+        return nn.Dense(3).apply({"params": head}, H)
+    if name == "Haiku":
+        import haiku as hk
+
+        return hk.without_apply_rng(hk.transform(lambda x: hk.Linear(3)(x))).apply(head, H)
+    if name == "Equinox":
+        return jax.vmap(head)(H)
+    if name == "Flax NNX":
+        from flax import nnx
+
+        layer = nnx.Linear(6, 3, rngs=nnx.Rngs(1))
+        nnx.update(layer, head)
+        return layer(H)
+    return pj.normalized(head, H)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what they import uses what JAX deprecates
+@pytest.mark.parametrize(
+    ("name", "per_output"),
+    [
+        (name, per)
+        for name in LAYERS
+        for per in (False, True)
+        if not per or name in ("Flax", "Equinox", "ensemble")
+    ],
+)
+def test_no_output_of_anyones_layer_changes(name: str, per_output: bool) -> None:
+    head = LAYERS[name]()
+    kind = jax.tree.structure(head)
+    state = pj.init(ART, head, per_output=per_output)
+    shape = ART.affine(state).shift.shape
+    step = jax.jit(lambda *x: pj.step(ART, *x))
+    state, head, _, _ = step(state, head, targets(shape, 0))
+    np.testing.assert_allclose(own_outputs(name, head), pj.normalized(head, H), rtol=1e-5, atol=1e-5)
+    for i, size in enumerate((1.0, 1e3, 1e-2)):
+        before = pj.values(ART, state, head, H)
+        state, head, _, _ = step(state, head, targets(shape, 1 + i, size))
+        affine = ART.affine(state)
+        term = float(affine.scale.max() * jnp.abs(pj.normalized(head, H)).max() + jnp.abs(affine.shift).max())
+        after = pj.values(ART, state, head, H)
+        assert float(jnp.abs(after - before).max()) <= 32 * EPS * max(term, float(jnp.abs(before).max()))
+    assert jax.tree.structure(head) == kind
+
+
+def test_a_layer_without_a_bias_has_no_shift() -> None:
+    head = {"kernel": jax.random.normal(KEY, (6, 3))}
+    with pytest.raises(ValueError, match=r"head has no bias.*use popart.Symmetric\(art\)"):
+        pj.step(ART, pj.init(ART, head), head, targets((), 0))
+    art = popart.Symmetric(ART)
+    state, head, _, _ = pj.step(art, pj.init(art, head), head, targets((), 0))
+    before = pj.values(art, state, head, H)
+    state, head, _, _ = pj.step(art, state, head, targets((), 1, 1e4))
+    np.testing.assert_allclose(pj.values(art, state, head, H), before, rtol=1e-5, atol=1e-5)
+
+
+def test_a_trained_layer_is_kept_from_the_start() -> None:
+    art, head = popart.Kept(ART), linen()
+    state, before = pj.init(art, head), pj.normalized(head, H)
+    np.testing.assert_array_equal(pj.values(art, state, head, H), before)
+    for y in (jnp.asarray([5.0]), jnp.asarray([5.0, 7.0])):
+        state, head, _, _ = pj.step(art, state, head, y)
+        np.testing.assert_allclose(pj.values(art, state, head, H), before, atol=4e-6)
+
+
+def test_targets_of_chosen_outputs_move_no_other() -> None:
+    head = linen()
+    state = pj.init(ART, head, per_output=True)
+    y, index = jnp.asarray([1e3, 2e3, 3e3]), jnp.asarray([0, 2, 2])
+    state, head, normalized, _ = pj.step(ART, state, head, y, index=index)
+    np.testing.assert_array_equal(state.counts[0], [1, 0, 1])
+    np.testing.assert_allclose(ART.affine(state).select(index).denormalize(normalized), y, rtol=1e-6)
+    shared = pj.init(ART, head)
+    np.testing.assert_array_equal(
+        pj.step(ART, shared, head, y, index=index).targets, pj.step(ART, shared, head, y).targets
+    )
+
+
+@pytest.mark.parametrize("name", ["Flax", "dueling", "ensemble"])
+@pytest.mark.parametrize("tau", [0.0, 0.3, 1.0])
+def test_a_polyak_average_is_of_the_functions(name: str, tau: float) -> None:
+    head = LAYERS[name]()
+    state = pj.init(ART, head)
+    shape = ART.affine(state).shift.shape
+    target = pj.step(ART, state, head, targets(shape, 0, 10.0))[:2]
+    online = pj.step(ART, *target, targets(shape, 1, 1e3))[:2]
+    online = online[0], jax.tree.map(lambda x: x + 0.5, online[1])
+    expected = (1 - tau) * pj.values(ART, *target, H) + tau * pj.values(ART, *online, H)
+    result = pj.polyak(ART, target, online, tau)
+    scale = float(jnp.abs(pj.values(ART, *online, H)).max())
+    np.testing.assert_allclose(pj.values(ART, *result, H), expected, rtol=1e-4, atol=1e-4 * scale)
+
+
+def test_a_polyak_average_with_a_head_that_knows_nothing_counts_it_as_0() -> None:
+    head = linen()
+    nothing = pj.init(ART, head), head
+    online = pj.step(ART, *nothing, targets((), 0, 1e3))[:2]
+    result = pj.polyak(ART, nothing, online, 0.25)
+    expected = 0.25 * pj.values(ART, *online, H)
+    np.testing.assert_allclose(pj.values(ART, *result, H), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_what_is_no_linear_layer_is_refused() -> None:
+    linear = linen()
+    for head in (
+        {"kernel": jnp.ones((3, 3, 4, 8)), "bias": jnp.ones(8)},
+        {"x": jnp.ones((3, 3))},
+        [linear, linear],
+    ):
+        with pytest.raises(TypeError, match=r"head (is|has)"):
+            pj.step(ART, ART.init(), head, targets((), 0))
+    with pytest.raises(TypeError, match="must be the parameters of one linear layer"):
+        pj.init(ART, {"first": linear, "second": linear})
+    with pytest.raises(ValueError, match="per_output is True"):
+        pj.init(ART, dueling(), per_output=True)
+
+
+def test_targets_of_the_wrong_shape_are_named() -> None:
+    head = linen()
+    with pytest.raises(ValueError, match=r"targets have shape \(16, 2\).*\(\*batch, 3\)"):
+        pj.step(ART, pj.init(ART, head, per_output=True), head, targets((2,), 0))
+
+
+def test_heads_can_be_vmapped() -> None:
+    heads = jax.tree.map(lambda x: jnp.stack((x, 2 * x)), linen())
+    states = jax.vmap(lambda head: pj.init(ART, head))(heads)
+    y = jnp.stack((targets((), 0), targets((), 1, 1e3)))
+    result = jax.vmap(lambda *x: pj.step(ART, *x))(states, heads, y)
+    alone = pj.step(ART, ART.init(like=H), jax.tree.map(lambda x: x[1], heads), y[1])
+    np.testing.assert_allclose(result.targets[1], alone.targets, rtol=1e-6)
