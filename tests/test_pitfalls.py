@@ -1,14 +1,19 @@
 """What goes wrong elsewhere, each with its number in the list of pitfalls that this project keeps."""
 
+import copy
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import popart
+import popart.jax
+import popart.torch
 from tests.backends import Backend
 
 F32 = np.float32
@@ -185,3 +190,91 @@ def test_pitfall_17_small_targets_do_not_look_constant(size: float, single: Back
     normalized = single.call(f, y)
     np.testing.assert_allclose(normalized.std(), 1, rtol=1e-5)
     np.testing.assert_allclose(normalized.mean(), 0, atol=1e-5)
+
+
+def test_pitfall_6_statistics_are_in_every_checkpoint_and_converted_parameters_are_still_trained() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), popart.torch.PopArt(8, 2))
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    network.double()
+    head: Any = network[1]
+    assert {"1.moments_counts", "1.moments_moments"} <= network.state_dict().keys()
+    assert any(p is head.weight for group in optimizer.param_groups for p in group["params"])
+    head.update(torch.arange(8.0), optimizer=optimizer)
+    before = head.weight.detach().clone()
+    network(torch.ones(3, 4, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(head.weight, before)
+
+
+def test_pitfall_9_statistics_are_of_the_targets_and_not_of_the_rewards() -> None:
+    """Rewards of 1 with a discount of 0.99 have returns of 100."""
+    head = popart.torch.PopArt(1, 1, popart.Moments(beta=0.05))
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    h = torch.ones(4, 1)
+    for _ in range(3000):
+        with torch.no_grad():
+            y = torch.rand(4) + 0.5 + 0.99 * head(h)[:, 0]
+        t = head.update(y, optimizer=optimizer)
+        optimizer.zero_grad()
+        (head.normalized(h)[:, 0] - t).square().mean().backward()
+        optimizer.step()
+    assert float(head.affine.shift) == pytest.approx(100, rel=0.05)
+
+
+def test_pitfall_15_bootstrapped_values_are_in_true_units() -> None:
+    """TD learning of a chain of three states with a reward of a million at its end."""
+    head = popart.torch.PopArt(3, 1, popart.Moments(beta=0.01))
+    optimizer = torch.optim.SGD(head.parameters(), 0.2)
+    states = torch.eye(3)
+    rewards = torch.tensor([0.0, 0.0, 1e6])
+    for _ in range(3000):
+        with torch.no_grad():
+            following = torch.cat((head(states)[1:, 0], torch.zeros(1)))
+        t = head.update(rewards + 0.5 * following, optimizer=optimizer)
+        optimizer.zero_grad()
+        (head.normalized(states)[:, 0] - t).square().mean().backward()
+        optimizer.step()
+    values = head(states)[:, 0].detach()
+    torch.testing.assert_close(values, torch.tensor([0.25e6, 0.5e6, 1e6]), rtol=1e-2, atol=1e4)
+
+
+def test_pitfall_16_heads_are_found_by_what_they_are_and_not_by_their_names() -> None:
+    class Agent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.critic_output = torch.nn.ModuleList([popart.torch.PopArt(2, 1), popart.torch.PopArt(2, 1)])
+
+    online: Any = Agent()
+    target = copy.deepcopy(online)
+    for i, head in enumerate(online.critic_output):
+        head.update(10.0**i * torch.arange(4.0))
+    popart.torch.polyak_(target, online, 1.0)
+    h = torch.ones(1, 2)
+    for mine, theirs in zip(target.critic_output, online.critic_output, strict=True):
+        torch.testing.assert_close(mine(h), theirs(h))
+    layer = {"any": {"name": {"kernel": jnp.ones((2, 1)), "bias": jnp.zeros(1)}}}
+    art = popart.Moments()
+    layer = popart.jax.step(art, popart.jax.init(art, layer), layer, jnp.arange(4.0)).head
+    assert layer["any"]["name"]["kernel"].shape == (2, 1)
+
+
+@pytest.mark.parametrize("k", [-40, 0, 40])
+def test_pitfall_18_values_are_clipped_in_normalised_units(k: int) -> None:
+    """PPO's clipped value loss: old values are kept in true units and normalised when they are used."""
+
+    def gradient(scale: float) -> torch.Tensor:
+        torch.manual_seed(0)
+        head = popart.torch.PopArt(4, 1, popart.Moments(beta=0.1))
+        h = torch.randn(16, 4)
+        head.update(scale * torch.randn(16))
+        old_values = head(h)[:, 0].detach()
+        returns = head.update(scale * (torch.randn(16) + 1))
+        old = head.normalize(old_values)
+        values = head.normalized(h + 0.5)[:, 0]
+        clipped = old + (values - old).clamp(-0.2, 0.2)
+        loss = torch.maximum((values - returns).square(), (clipped - returns).square()).mean()
+        loss.backward()
+        assert head.weight.grad is not None
+        return head.weight.grad
+
+    torch.testing.assert_close(gradient(2.0**k), gradient(1.0), rtol=0, atol=0)
