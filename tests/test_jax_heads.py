@@ -1,5 +1,6 @@
 """What `popart.jax` promises: outputs kept, of whoever's layer, under the transformations of JAX."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,6 +15,13 @@ EPS = float(jnp.finfo(jnp.float32).eps)
 ART = popart.Moments(beta=0.1)
 KEY = jax.random.key(0)
 H = jax.random.normal(KEY, (16, 6))
+
+
+@pytest.fixture(autouse=True)
+def all_bits() -> Iterator[None]:
+    """On a GPU, JAX multiplies with ten bits unless told otherwise."""
+    with jax.default_matmul_precision("highest"):
+        yield
 
 
 def linen() -> Any:

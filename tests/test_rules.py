@@ -3,11 +3,14 @@
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import popart
+from popart.batches import Batch, Targets
+from popart.moments import measure_at_once, measure_in_passes
 from popart.rules import Rule
 from tests.backends import REFERENCE, Backend
 
@@ -19,6 +22,7 @@ RULES: dict[str, Rule[Any, Any]] = {
     "extremes": popart.Extremes(beta=0.2),
     "order-statistics": popart.OrderStatistics(p=0.8, capacity=100),
     "fixed": popart.Fixed(scale=2.0),
+    "symmetric": popart.Symmetric(popart.Moments(beta=0.1)),
 }
 
 BATCHES = np.random.default_rng(0).normal(3, 2, (4, 8, 2)).astype(np.float32)
@@ -228,3 +232,36 @@ def test_long_batches_are_measured_as_short_ones_are() -> None:
 def test_merging_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="summaries is empty"):
         popart.Moments().merge([])
+
+
+@pytest.mark.parametrize("about", [0.0, 900.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_reduction_measures_what_several_passes_do(about: float, weighted: bool) -> None:
+    """The one that GPUs use, here on the CPU; at any size."""
+    rng = np.random.default_rng(0)
+    y = rng.normal(1e3, 2, (500, 1, 1)).astype(np.float32)
+    y[7] = np.nan
+    weights = jnp.asarray(rng.uniform(0, 2, y.shape), jnp.float32) if weighted else None
+
+    def measured(scale: float) -> list[np.ndarray]:
+        batch = Batch(jnp.asarray(np.float32(scale) * y), weights=weights)
+        measure = jax.jit(lambda batch, about: measure_at_once(Targets(batch), about))
+        return [np.asarray(x) for x in measure(batch, jnp.full(1, scale * about))]
+
+    one = measured(1.0)
+    passes = measure_in_passes(Targets(Batch(jnp.asarray(y), weights=weights)))
+    np.testing.assert_allclose(one, [np.asarray(x) for x in passes], rtol=2e-6)
+    for k in (-100, 60, 100):
+        size = np.float32(2.0**k)
+        np.testing.assert_array_equal(measured(2.0**k), np.array([1, size, size, 1])[:, None] * one)
+
+
+def test_one_reduction_of_equal_or_extreme_targets() -> None:
+    def measured(y: Any) -> list[float]:
+        return [
+            float(x[0]) for x in measure_at_once(Targets(Batch(jnp.asarray(y)[:, None, None])), jnp.zeros(1))
+        ]
+
+    assert measured(np.full(37, 0.1, np.float32)) == [37, np.float32(0.1), 0, 0]
+    assert measured(np.array([-3e38, 3e38], np.float32)) == pytest.approx([2, 0, 3e38, 0], rel=1e-6)
+    assert measured(np.array([np.inf, np.nan], np.float32)) == [0, 0, 0, 2]

@@ -201,7 +201,10 @@ def jax_step(run: JaxState, batch: Any) -> tuple[JaxState, Any]:
     return JaxState(optax.apply_updates(params, updates), optimizer, state, target, run.t + 1), (y, best)
 
 
-jax_steps = jax.jit(lambda run, data: jax.lax.scan(jax_step, run, data))
+@jax.jit
+def jax_steps(run: JaxState, data: Data) -> tuple[JaxState, Any]:
+    with jax.default_matmul_precision("highest"):
+        return jax.lax.scan(jax_step, run, data)
 
 
 def run_jax(data: Data, dtype: Any = jnp.float32) -> Trace:

@@ -1,6 +1,7 @@
 r"""Normalisation by mean and variance (Eq. 3, Eq. 4, Proposition 2), scalar, diagonal and dense."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from popart._arrays import (
     divide,
     eps_of,
     eye,
+    is_jax,
     namespace,
     unit,
 )
@@ -93,7 +95,7 @@ class Moments(Rule[MomentsState, MomentsSummary]):
         return Affine(sigma / self.std, mu, seen)
 
     def _summarize(self, state: MomentsState, targets: Targets) -> MomentsSummary:
-        return MomentsSummary(*_measure(targets))
+        return MomentsSummary(*_measure(targets, state.mu))
 
     def _merge(self, stacked: MomentsSummary) -> MomentsSummary:
         merged = _merge(stacked.weight, stacked.mean, stacked.std)
@@ -173,7 +175,7 @@ class Covariance(Rule[CovarianceState, CovarianceSummary]):
         return Affine(sigma[..., None] * L / self.std, mu, seen[..., None])
 
     def _summarize(self, state: CovarianceState, targets: Targets) -> CovarianceSummary:
-        weight, mean, std, skipped = _measure(targets)
+        weight, mean, std, skipped = _measure(targets, state.moments[0])
         xp, values = namespace(mean), targets.values
         z = Affine(std[..., None], mean[..., None]).normalize(values.y)
         z = z - divide(values.weighted(z).sum(BATCH), weight)[..., None]
@@ -236,8 +238,14 @@ def _resolved(moments: Array) -> tuple[Array, Array]:
     return mu, xp.where(sigma > 0, xp.maximum(sigma, eps_of(mu) * xp.abs(mu)), 0.0)
 
 
-def _measure(targets: Targets) -> tuple[Array, Array, Array, Array]:
-    """Total weight, mean and standard deviation of a batch, and how many targets were left out.
+def _measure(targets: Targets, about: Array) -> tuple[Array, Array, Array, Array]:
+    """Total weight, mean (near `about`, perhaps) and deviation of a batch; and how many were left out."""
+    on_gpu = is_jax(namespace(about)) and sys.modules["jax"].default_backend() != "cpu"
+    return measure_at_once(targets, about) if on_gpu else measure_in_passes(targets)
+
+
+def measure_in_passes(targets: Targets) -> tuple[Array, Array, Array, Array]:
+    """Range, mean and deviations one after the other: the least work.
 
     Deviations are taken from the middle of the range, which is one of the targets if all are the
     same, so that a constant batch has a spread of 0 and not of a rounding error.
@@ -255,10 +263,39 @@ def _measure(targets: Targets) -> tuple[Array, Array, Array, Array]:
     return weight, u * (middle + mean), u * namespace(total).sqrt(divide(total, weight)), skipped
 
 
+def measure_at_once(targets: Targets, about: Array) -> tuple[Array, Array, Array, Array]:
+    """The same in one reduction, of JAX's arrays: a GPU takes longer to start another than to do this.
+
+    Two parts of a batch are merged into one by their weights, means, and roots of summed squares. Means
+    are of differences (halved, so that none overflows) from some number of the size of the targets, so
+    that rounding them costs no more than it does in several passes.
+    """
+    jax, values = sys.modules["jax"], targets.values
+    xp = namespace(values.y)
+    weight, skipped = xp.broadcast_arrays(*values.totals())
+    centre = xp.where(about == 0, values.y[0, ..., 0], about) / 2
+    y = xp.where(values.counts, values.y / 2 - centre[..., None], 0.0)
+    zero = xp.zeros((), y.dtype)
+
+    def merge(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        (n_a, mean_a, root_a, skipped_a), (n_b, mean_b, root_b, skipped_b) = a, b
+        u, per_u = unit(mean_a, mean_b, root_a, root_b)
+        n, apart = n_a + n_b, mean_b * per_u - mean_a * per_u
+        share = divide(n_b, n)
+        squares = (root_a * per_u) ** 2 + (root_b * per_u) ** 2 + n_a * share * apart**2
+        return n, mean_a + u * (share * apart), u * xp.sqrt(squares), skipped_a + skipped_b
+
+    parts = weight, y, xp.zeros_like(y), skipped
+    n, mean, root, left_out = jax.lax.reduce(parts, (zero,) * 4, merge, (0, y.ndim - 1))
+    got = n > 0
+    return n, xp.where(got, 2 * (centre + mean), 0.0), 2 * divide(root, xp.sqrt(n)), left_out
+
+
 def _merge(n: Array, mean: Array, std: Array) -> tuple[Array, Array, Array]:
     """Total weight, mean and standard deviation of batches, stacked along the first axis, as one."""
     xp = namespace(mean)
-    weight, centre, between, _ = _measure(Targets(Batch(mean[..., None], weights=n[..., None])))
+    parts = Targets(Batch(mean[..., None], weights=n[..., None]))
+    weight, centre, between, _ = _measure(parts, mean[0])
     u, per_u = unit(xp.amax(std, axis=0), between)
     within = divide((n * (std * per_u) ** 2).sum(0), weight)
     return weight, centre, u * xp.sqrt(within + (between * per_u) ** 2)

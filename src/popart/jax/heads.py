@@ -186,7 +186,8 @@ def _not_a_head(head: Tree) -> str:
 def _linear(leaves: list[Array], layer: Layer, h: Array) -> Array:
     W = leaves[layer.weight]
     W = W if layer.layout == "in_out" else jnp.swapaxes(W, -1, -2)
-    g = jnp.einsum("...i,kio->...ko" if W.ndim == 3 else "...i,io->...o", h, W)
+    kind = "...i,kio->...ko" if W.ndim == 3 else "...i,io->...o"
+    g = jnp.einsum(kind, h, W, precision="highest")  # on GPUs the default has ten bits
     return g if layer.bias is None else g + leaves[layer.bias]
 
 
