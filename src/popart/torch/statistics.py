@@ -3,12 +3,19 @@
 from collections.abc import Callable
 from typing import Any, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from popart.affine import Affine
 from popart.rules import Rule
 from popart.torch.replicas import Group
+
+OVERWRITES_EARLY = torch.__version__ < "2.13"
+"""Whether the compiler may, on a CPU, write the new statistics before the head has read the old ones.
+
+It does in PyTorch 2.11, where the head is then not rescaled; not in 2.13, nor on GPUs.
+"""
 
 
 class Statistics(nn.Module):
@@ -55,7 +62,10 @@ class Statistics(nn.Module):
 
     def _set_state(self, state: Any) -> None:
         for name, x in zip(self._state_names, state, strict=True):
-            getattr(self, name).copy_(x)
+            if OVERWRITES_EARLY and torch.compiler.is_compiling() and x.device.type == "cpu":
+                setattr(self, name, x)
+            else:
+                getattr(self, name).copy_(x)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: getattr(self, name) for name in self._state_names}
