@@ -25,6 +25,8 @@ types: $(VENV)/.dev
 bench: $(VENV)/.bench ## the cost of an update beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.statistics
 	$(VENV)/bin/python -m benchmarks.drift
+	$(VENV)/bin/python -m benchmarks.head
+	$(VENV)/bin/python -m benchmarks.moments
 
 docs: $(VENV)/.docs ## the documentation, in site/
 	$(VENV)/bin/mkdocs build --strict

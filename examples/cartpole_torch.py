@@ -1,10 +1,10 @@
 """Double DQN on CartPole whose rewards are multiplied by 10⁴, with and without Pop-Art.
 
-The settings are those with which an agent without Pop-Art learns to balance the pole when each step is
-worth 1. When each is worth 10⁴ the values are in the hundreds of thousands: too far for the weights of
-its last layer to go, and it learns nothing. With Pop-Art the same settings serve for both.
+With these settings an agent without Pop-Art learns to balance the pole when each step is worth 1. When
+each is worth 10⁴ it learns nothing: values are in the hundreds of thousands, its outputs start near 0,
+and Adam moves a weight by about the step size whatever the rewards are. A step size that is five or
+fifteen times larger helps, but not with every seed. With Pop-Art nothing has to be set anew.
 
-    pip install popart-learn[torch] gymnasium
     python examples/cartpole_torch.py [--head popart|linear] [--reward-scale 1e4] [--seed 0] [--steps N]
 
 To put Pop-Art into an agent of your own, see the two places that ask which head it is: `Network` and
@@ -14,21 +14,27 @@ To put Pop-Art into an agent of your own, see the two places that ask which head
 import argparse
 import copy
 import random
-import sys
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.wrappers import TransformReward
 from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
 
 import popart
 import popart.torch
 
-STEPS, STEPS_PER_UPDATE, UPDATES_PER_COPY = 30_000, 6, 10
-BATCH, LEARNING_RATE, BETA = 256, 2e-3, 1e-2
+STEPS = 30_000
+STEPS_PER_UPDATE = 6
+UPDATES_PER_COPY = 10
+WARMUP = 500
+EPSILON, EXPLORATION = 0.1, 4_000
 GAMMA, N_STEP = 0.99, 20
-EPSILON, EXPLORATION, WARMUP = 0.1, 4_000, 500
+BATCH = 256
+LEARNING_RATE = 2e-3
+BETA = 1e-2
 EVALUATIONS = 20
 
 
@@ -57,14 +63,14 @@ class Transitions(NamedTuple):
     later: Tensor
 
 
-def loss_of(
-    network: Network, target: Network, batch: Transitions, optimizer: torch.optim.Optimizer
-) -> Tensor:
+def loss_of(network: Network, target: Network, batch: Transitions, optimizer: Optimizer) -> Tensor:
+    """The squared error of the values of the actions that were taken."""
     with torch.no_grad():
         best = network(batch.later).argmax(1, keepdim=True)
         y = batch.reward + batch.discount * target(batch.later).gather(1, best)[:, 0]
     h = network.body(batch.observation)
     if isinstance(network.head, popart.torch.PopArt):
+        # First the targets, which set the units that the outputs and the error are in.
         y = network.head.update(y, optimizer=optimizer)
         q = network.head.normalized(h, index=batch.action)
     else:
@@ -72,9 +78,7 @@ def loss_of(
     return (q - y).square().mean()
 
 
-def play(
-    env: gymnasium.Env[Any, Any], network: Network, rng: random.Random, epsilon: float, reward_scale: float
-) -> Transitions:
+def play(env: gymnasium.Env[Any, Any], network: Network, rng: random.Random, epsilon: float) -> Transitions:
     """One episode."""
     observations, actions, rewards = [env.reset()[0]], [], []
     terminated = truncated = False
@@ -86,7 +90,7 @@ def play(
         observation, reward, terminated, truncated, _ = env.step(action)
         observations.append(observation)
         actions.append(action)
-        rewards.append(reward_scale * float(reward))
+        rewards.append(float(reward))
 
     T = len(actions)
     end = np.minimum(np.arange(T) + N_STEP, T)
@@ -106,17 +110,16 @@ def train(head: str, reward_scale: float, seed: int, steps: int = STEPS) -> floa
     """The mean return of the greedy policy after training, in CartPole's own units: steps survived."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    env = gymnasium.make("CartPole-v1")
-    env.reset(seed=seed)
+    env = TransformReward(gymnasium.make("CartPole-v1"), lambda reward: reward_scale * float(reward))
+    env.reset(seed=seed)  # The resets in `play` go on from here.
     network = Network(head)
     target = copy.deepcopy(network)
-    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
+    optimizer = Adam(network.parameters(), lr=LEARNING_RATE)
 
-    memory = play(env, network, rng, 1.0, reward_scale)
+    memory = play(env, network, rng, epsilon=1)
     lengths = [len(memory.action)]
     while (before := sum(lengths)) < steps:
-        epsilon = max(EPSILON, 1 - before / EXPLORATION)
-        episode = play(env, network, rng, epsilon, reward_scale)
+        episode = play(env, network, rng, epsilon=max(EPSILON, 1 - before / EXPLORATION))
         memory = Transitions(*map(torch.cat, zip(memory, episode, strict=True)))
         lengths.append(len(episode.action))
         now = sum(lengths)
@@ -129,20 +132,13 @@ def train(head: str, reward_scale: float, seed: int, steps: int = STEPS) -> floa
             loss.backward()
             optimizer.step()
         if before // 5000 < now // 5000:
-            print(
-                f"  step {now:5}: mean return {np.mean(lengths[-10:]):.0f} in the last 10 episodes",
-                flush=True,
-            )
-    return float(np.mean([len(play(env, network, rng, 0.0, 1.0).action) for _ in range(EVALUATIONS)]))
+            print(f"  step {now:5}: the last 10 episodes' mean return is {np.mean(lengths[-10:]):.0f}")
+    return float(np.mean([len(play(env, network, rng, epsilon=0).action) for _ in range(EVALUATIONS)]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="DQN on CartPole with large rewards, with and without Pop-Art."
-    )
-    parser.add_argument(
-        "--head", choices=("popart", "linear"), help="the last layer; by default both in turn"
-    )
+    parser = argparse.ArgumentParser(description="CartPole with large rewards, with and without Pop-Art.")
+    parser.add_argument("--head", choices=("popart", "linear"), help="the last layer; by default, both")
     parser.add_argument("--reward-scale", type=float, default=1e4, help="by what rewards are multiplied")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is random")
     parser.add_argument("--steps", type=int, default=STEPS, help="how many steps of CartPole to learn from")
@@ -150,13 +146,13 @@ def main() -> None:
 
     torch.set_num_threads(1)  # More threads cost more than they gain on a network of this size.
     for head in (arguments.head,) if arguments.head else ("linear", "popart"):
-        print(f"{head}, rewards × {arguments.reward_scale:g}", flush=True)
+        print(f"{head}, rewards × {arguments.reward_scale:g}")
         mean = train(head, arguments.reward_scale, arguments.seed, arguments.steps)
-        print(f"  after training: mean return {mean:.1f} in {EVALUATIONS} greedy episodes", flush=True)
+        print(f"  mean return of {EVALUATIONS} greedy episodes: {mean:.1f} of 500")
 
 
 if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("\nStopped.")
+        raise SystemExit("\nStopped.") from None

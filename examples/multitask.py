@@ -19,7 +19,7 @@ from popart.torch import PopArt
 
 SIZES = torch.tensor([1e-3, 1.0, 1e3, 1e6])
 TASKS, STEPS, BATCH = len(SIZES), 2000, 64
-HEADS = {"linear": "tab:red", "Pop-Art, one scale": "tab:blue", "Pop-Art per task": "forestgreen"}
+HEADS = {"linear": "tab:red", "Pop-Art, one scale": "yellowgreen", "Pop-Art per task": "forestgreen"}
 
 
 def targets(x: torch.Tensor, task: torch.Tensor) -> torch.Tensor:
@@ -59,15 +59,15 @@ def draw(errors: dict[str, list[float]], folder: Path) -> None:
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
+    plt.rcParams.update({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(figsize=(3.4, 2.4), layout="constrained")
     for i, (name, values) in enumerate(errors.items()):
         places = [task + 0.27 * (i - 1) for task in range(TASKS)]
         axes.bar(places, values, 0.25, label=name, color=HEADS[name])
     axes.axhline(1, color="0.5", lw=0.8, ls=":")
-    axes.set(yscale="log", xlabel="size of the task's targets (their own units)", ylabel="relative RMSE")
+    axes.set(yscale="log", xlabel="size of the task's targets", ylabel="RMSE / spread of the targets")
     axes.set_xticks(range(TASKS), [f"$10^{{{exponent}}}$" for exponent in (-3, 0, 3, 6)])
-    axes.set_ylim(top=60 * axes.get_ylim()[1])
-    axes.legend(frameon=False, fontsize=7, loc="upper left")
+    axes.legend(frameon=False, fontsize=7, loc="upper right")
     folder.mkdir(parents=True, exist_ok=True)
     for kind in ("png", "svg"):
         figure.savefig(folder / f"multitask.{kind}", dpi=200)

@@ -18,35 +18,89 @@ def snippets(path: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
 
 
+def network(rng: np.random.Generator) -> dict[str, Any]:
+    """What a reader has at hand: features, a batch of transitions, a target network."""
+    torch.manual_seed(0)
+    h = torch.asarray(rng.normal(size=(16, 512)), dtype=torch.float32)
+    action = torch.asarray(rng.integers(0, 18, 16))
+    return {"h": h, "action": action, "reward": 1e6 * (h[:, 0] + 3), "discount": 0.0, "next_state": h}
+
+
 def test_the_pytorch_lines_of_the_readme() -> None:
     code, _ = snippets("README.md")
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    h = torch.asarray(rng.normal(size=(16, 8)), dtype=torch.float32)
-    names: dict[str, Any] = {"head": torch.nn.Linear(8, 1), "h": h}
-    setup, step = code.split("new_state = ", 1)
+    names = network(np.random.default_rng(0))
+    setup, step = code.split("\ny = ", 1)
     exec(setup, names)
-    optimizer = torch.optim.SGD(names["head"].parameters(), lr=0.1)
+    names["target_network"] = names["head"]
+    optimizer = torch.optim.SGD(names["head"].parameters(), 0.01)
     for _ in range(300):
-        names["targets"] = 1e6 * (h[:, 0] + 3)
-        exec("new_state = " + step, names)
+        exec("y = " + step, names)
         optimizer.zero_grad()
         names["loss"].backward()
         optimizer.step()
-    error = (names["prediction"][:, 0] - names["targets"]).detach()
+    error = (names["head"](names["h"], index=names["action"]) - names["reward"]).detach()
     assert float(error.abs().max()) < 1e5
 
 
 def test_the_jax_lines_of_the_readme() -> None:
     _, code = snippets("README.md")
-    names: dict[str, Any] = {"kernel": jnp.ones((8, 1)), "bias": jnp.zeros(1)}
+    names: dict[str, Any] = {"head": {"w": jnp.ones((8, 1)), "b": jnp.zeros(1)}, "h": jnp.ones((2, 8))}
     exec(code, names)
+    assert not names["values"].any()
     y = jnp.arange(16.0)
-    state, kernel, bias, normalized = names["pop_art"](names["state"], names["kernel"], names["bias"], y)
+    statistics, head, normalized = names["pop_art"](names["statistics"], names["head"], y)
     assert float(normalized.std()) == pytest.approx(1, abs=1e-5)
-    _, kernel, bias, _ = names["pop_art"](state, kernel, bias, 100 * y)
-    assert kernel.shape == (8, 1)
-    assert float(kernel.max()) < 1
+    _, head, _ = names["pop_art"](statistics, head, 100 * y)
+    assert float(head["w"].max()) < 1
+
+
+def test_the_pytorch_lines_about_heads() -> None:
+    code, _ = snippets("docs/heads.md")
+    names = network(np.random.default_rng(0)) | {
+        "body": torch.nn.Linear(512, 512),
+        "state": torch.ones(16, 512),
+    }
+    names["target"] = lambda s: torch.zeros(16, 18)
+    exec(code, names)
+    names["loss"].backward()
+    names["optimizer"].step()
+    assert names["head"].state.counts[0] == 1
+
+
+def test_the_jax_lines_about_heads() -> None:
+    _, code = snippets("docs/heads.md")
+    params = {"head": {"w": jnp.ones((8, 3)), "b": jnp.zeros(3)}}
+    names: dict[str, Any] = {"params": params, "features": lambda params, x: x}
+    exec(code, names)
+    arguments = jnp.ones((4, 8)), jnp.zeros(4, int), jnp.arange(4.0)
+    memory = names["optimizer"].init(params)
+    params, statistics, memory = names["step"](params, names["statistics"], memory, *arguments)
+    assert statistics.counts[0] == 1
+
+
+def test_the_lines_about_deep_pop_art() -> None:
+    below, meet = snippets("docs/deep.md")
+    from popart.torch import NormalizeGradient, PopArt, backpropagated_targets
+
+    names: dict[str, Any] = {"head": PopArt(4, 3), "h": torch.randn(8, 4), "labels": torch.arange(8) % 3}
+    names |= {
+        "backpropagated_targets": backpropagated_targets,
+        "cross_entropy": torch.nn.functional.cross_entropy,
+    }
+    exec(below, names)
+    names["loss"].backward()
+    assert names["head"].state.counts[0] == 1
+    names |= {name: NormalizeGradient() for name in ("meet", "first", "second")}
+    names |= {name: torch.nn.Linear(4, 1) for name in ("head_a", "head_b")}
+    names |= {
+        "trunk": torch.nn.Linear(4, 4),
+        "x": torch.randn(8, 4),
+        "loss_a": torch.sum,
+        "loss_b": torch.sum,
+    }
+    exec(meet, names)
+    names["loss"].backward()
+    assert names["meet"].state.counts[0] == 1
 
 
 def test_the_lines_of_the_guide() -> None:

@@ -42,6 +42,8 @@ def asarray(xp: Namespace, x: Array, dtype: Any, like: Array) -> Array:
     """`x` as an array of `xp` with this dtype, on the device of `like`."""
     if is_torch(xp):
         device = like.device if isinstance(like, xp.Tensor) else None
+        if isinstance(x, xp.Tensor):
+            return x.to(device=device, dtype=dtype)
         if isinstance(x, (bool, int, float)):
             return xp.full((), x, dtype=dtype, device=device)  # a copy would wait for the device
         return xp.asarray(x, dtype=dtype, device=device)

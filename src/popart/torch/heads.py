@@ -62,6 +62,7 @@ class Head(Statistics):
         if optimizer is not None:
             parameters = [p for layer in self._layers() for p in layer[:2] if p is not None]
             optimizers.check(optimizer, parameters, moments)
+        targets = targets.detach()
         with torch.autocast(targets.device.type, enabled=False):
             which = self._statistic_of(index, targets)
             state = self._absorbed(targets, mask=mask, weights=weights, index=which)
