@@ -15,7 +15,7 @@ import popart
 import popart.jax as pj
 from popart.torch import NormalizedLinear, NormalizeGradient, PopArt, backpropagated_targets
 
-ALPHA, STEPS = 0.02, 60
+ALPHA, STEPS = 0.02, 25
 RULES: dict[str, tuple[Any, bool]] = {
     "one scale": (popart.Moments(beta=0.05, nu0=1.0), False),
     "per output": (popart.Moments(beta=0.05, nu0=1.0), True),

@@ -143,6 +143,15 @@ def test_targets_of_chosen_outputs_move_no_other() -> None:
     state, head, normalized, _ = pj.step(ART, state, head, y, index=index)
     np.testing.assert_array_equal(state.counts[0], [1, 0, 1])
     np.testing.assert_allclose(ART.affine(state).select(index).denormalize(normalized), y, rtol=1e-6)
+    for whole, chosen in (
+        (pj.normalized(head, H[:3]), pj.normalized(head, H[:3], index=index)),
+        (pj.values(ART, state, head, H[:3]), pj.values(ART, state, head, H[:3], index=index)),
+    ):
+        np.testing.assert_array_equal(chosen, whole[jnp.arange(3), index])
+    several = LAYERS["ensemble"]()
+    np.testing.assert_array_equal(
+        pj.normalized(several, H[:3], index=index), pj.normalized(several, H[:3])[jnp.arange(3), index]
+    )
     shared = pj.init(ART, head)
     np.testing.assert_array_equal(
         pj.step(ART, shared, head, y, index=index).targets, pj.step(ART, shared, head, y).targets

@@ -57,7 +57,7 @@ def step(
         state, head, y, change = popart.jax.step(art, state, head, targets)
 
     Args:
-        art: how targets are measured.
+        art: how targets are measured; `popart.Fixed()` changes nothing, for a comparison without Pop-Art.
         state: from `init`, or from the last step.
         head: the parameters of the last layer.
         targets: in their own units, `(*batch, *shape)` for statistics of this shape.
@@ -82,17 +82,31 @@ def step(
     return Step(new_state, head, affine.normalize(targets), change)
 
 
-def normalized(head: Tree, h: Array) -> Array:
-    """The outputs in normalised units, $g = W h + b$: `(*batch, out)`, or `(*batch, heads, out)`."""
+def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
+    """The outputs in normalised units, $g = W h + b$: `(*batch, out)`, or `(*batch, heads, out)`.
+
+    With `index`, `(*batch,)`, of one output or head for each row of h.
+    """
     layers, leaves, _ = open_head(head)
     first, *rest = (_linear(leaves, layer, h) for layer in layers)
-    return first if not rest else first + rest[0] - rest[0].mean(-1, keepdims=True)
+    g = first if not rest else first + rest[0] - rest[0].mean(-1, keepdims=True)
+    return g if index is None else _chosen(g, index)
 
 
-def values(art: Rule[Any, Any], state: Any, head: Tree, h: Array) -> Array:
-    r"""The outputs in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2)."""
+def values(art: Rule[Any, Any], state: Any, head: Tree, h: Array, *, index: Array = None) -> Array:
+    r"""The outputs in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2), or one for each row of h.
+
+    Before any target they are 0, and while all targets are the same they are that.
+    """
     layers, leaves, _ = open_head(head)
-    return _over_outputs(art.affine(state), leaves, layers).denormalize(normalized(head, h))
+    f = _over_outputs(art.affine(state), leaves, layers).denormalize(normalized(head, h))
+    return f if index is None else _chosen(f, index)
+
+
+def _chosen(g: Array, index: Array) -> Array:
+    axis = index.ndim
+    places = index.reshape(index.shape + (1,) * (g.ndim - axis))
+    return jnp.take_along_axis(g, places, axis).squeeze(axis)
 
 
 def polyak(
