@@ -13,7 +13,9 @@ import argparse
 import copy
 import csv
 import functools
+import json
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -307,6 +309,9 @@ def main(path: Path, batch: int, seconds: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
+    versions = {"jax": jax.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    manifest = {"command": "python -m benchmarks.head", "device": name, "batch": batch, **versions}
+    path.with_suffix(".json").write_text(json.dumps(manifest, indent=2) + "\n")
     caption = f"{name}, batch {batch}; jax {jax.__version__}, torch {torch.__version__}; written to {path}"
     table = Table(*header, caption=caption)
     for row in rows:

@@ -132,7 +132,10 @@ def train(head: str, reward_scale: float, seed: int, steps: int = STEPS) -> floa
             loss.backward()
             optimizer.step()
         if before // 5000 < now // 5000:
-            print(f"  step {now:5}: the last 10 episodes' mean return is {np.mean(lengths[-10:]):.0f}")
+            print(
+                f"  step {now:5}: the last 10 episodes' mean return is {np.mean(lengths[-10:]):.0f}",
+                flush=True,
+            )
     return float(np.mean([len(play(env, network, rng, epsilon=0).action) for _ in range(EVALUATIONS)]))
 
 
@@ -146,9 +149,9 @@ def main() -> None:
 
     torch.set_num_threads(1)  # More threads cost more than they gain on a network of this size.
     for head in (arguments.head,) if arguments.head else ("linear", "popart"):
-        print(f"{head}, rewards × {arguments.reward_scale:g}")
+        print(f"{head}, rewards × {arguments.reward_scale:g}", flush=True)
         mean = train(head, arguments.reward_scale, arguments.seed, arguments.steps)
-        print(f"  mean return of {EVALUATIONS} greedy episodes: {mean:.1f} of 500")
+        print(f"  after training: mean return {mean:.1f} in {EVALUATIONS} greedy episodes", flush=True)
 
 
 if __name__ == "__main__":
