@@ -12,7 +12,7 @@ import popart
 from popart.batches import Batch, Targets
 from popart.moments import measure_at_once, measure_in_passes
 from popart.rules import Rule
-from tests.backends import REFERENCE, Backend
+from tests.backends import BACKENDS, REFERENCE, Backend
 
 RULES: dict[str, Rule[Any, Any]] = {
     "moments": popart.Moments(beta=0.1),
@@ -38,6 +38,19 @@ PARTS = (slice(0, 4), slice(4, 8))
 def rule(request: pytest.FixtureRequest) -> Rule[Any, Any]:
     """Tests of one rule share what they run, so they go to the same worker."""
     return RULES[request.param]
+
+
+every_way = pytest.mark.parametrize(
+    ("rule", "backend"),
+    [
+        pytest.param(name, backend, marks=pytest.mark.xdist_group(name), id=f"{name}-{backend.name}")
+        for name in RULES
+        for backend in BACKENDS
+        if backend.mode != "compile" or name not in ("expectiles", "extremes", "symmetric")
+    ],
+    indirect=True,
+)
+"""Every rule in every way, but none compiled by PyTorch that differs from another in a line or two."""
 
 
 @functools.cache
@@ -83,6 +96,7 @@ def assert_same(a: popart.Affine, b: popart.Affine, backend: Backend = REFERENCE
         np.testing.assert_allclose(x, y, rtol=ulps * backend.eps, atol=ulps * backend.eps)
 
 
+@every_way
 def test_a_masked_target_is_as_if_it_were_not_there(rule: Rule[Any, Any], backend: Backend) -> None:
     expected = after(rule, [y[m] for y, m in zip(BATCHES, MASK, strict=True)])
     state = everything(rule, backend)["masked"]
@@ -90,11 +104,13 @@ def test_a_masked_target_is_as_if_it_were_not_there(rule: Rule[Any, Any], backen
     np.testing.assert_array_equal(state.counts, expected.counts)
 
 
+@every_way
 def test_a_weight_is_a_number_of_copies(rule: Rule[Any, Any], backend: Backend) -> None:
     expected = after(rule, [np.repeat(y, n, axis=0) for y, n in zip(BATCHES, COPIES, strict=True)])
     assert_same(rule.affine(everything(rule, backend)["weighted"]), rule.affine(expected), backend)
 
 
+@every_way
 def test_a_task_sees_its_own_targets_and_nothing_else(rule: Rule[Any, Any], backend: Backend) -> None:
     state = everything(rule, backend)["tasks"]
     for task in range(4):
@@ -104,16 +120,19 @@ def test_a_task_sees_its_own_targets_and_nothing_else(rule: Rule[Any, Any], back
     assert (state.counts[0, 3] == 0).all()
 
 
+@every_way
 def test_replicas_that_merge_equal_one_process_with_all(rule: Rule[Any, Any], backend: Backend) -> None:
     expected = after(rule, BATCHES, weights=WEIGHTS)
     assert_same(rule.affine(everything(rule, backend)["merged"]), rule.affine(expected), backend)
 
 
+@every_way
 def test_integer_targets_are_converted(rule: Rule[Any, Any], backend: Backend) -> None:
     expected = after(rule, INTEGERS.astype(float))
     assert_same(rule.affine(everything(rule, backend)["integers"]), rule.affine(expected), backend)
 
 
+@every_way
 def test_a_batch_of_nothing_changes_no_bit(rule: Rule[Any, Any], backend: Backend) -> None:
     result = everything(rule, backend)
     for name in ("empty", "all-masked"):
@@ -121,6 +140,7 @@ def test_a_batch_of_nothing_changes_no_bit(rule: Rule[Any, Any], backend: Backen
             np.testing.assert_array_equal(x, x_ref)
 
 
+@every_way
 def test_a_state_keeps_its_dtype_and_shape(rule: Rule[Any, Any], backend: Backend) -> None:
     result = everything(rule, backend)
     for name in ("masked", "weighted", "integers", "merged"):
