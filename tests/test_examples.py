@@ -34,10 +34,14 @@ def test_cartpole_with_rewards_times_ten_thousand_is_solved_with_pop_art_alone(f
     assert pop_art >= 400
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_cartpole_with_rewards_as_they_are_is_solved_by_both_with_these_settings(framework: str) -> None:
-    plain, pop_art = returns(f"examples/cartpole_{framework}.py", "--reward-scale", "1")
+def test_cartpole_with_rewards_as_they_are_is_solved_by_both_with_these_settings() -> None:
+    plain, pop_art = returns("examples/cartpole_jax.py", "--reward-scale", "1")
     assert plain >= 400
+    assert pop_art >= 400
+
+
+def test_cartpole_with_rewards_as_they_are_is_solved_with_these_settings_in_pytorch() -> None:
+    (pop_art,) = returns("examples/cartpole_torch.py", "--reward-scale", "1", "--head", "popart")
     assert pop_art >= 400
 
 
