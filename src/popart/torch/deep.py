@@ -6,14 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.optim.optimizer import Optimizer
 
-from popart.affine import Affine
+from popart.affine import Affine, Change
 from popart.deep import step_targets
 from popart.moments import Moments
 from popart.rules import Rule, Symmetric
 from popart.torch.heads import PopArt
-from popart.torch.optimizers import Moments as OptimizerMoments
 from popart.torch.statistics import Statistics
 
 
@@ -29,13 +27,18 @@ class NormalizedLinear(PopArt):
         layer.update(y)
         loss = (layer(h) - y).square().sum() / 2
 
-    While no spread is known the layers below do not learn. The arguments are those of `PopArt`.
+    While no spread is known the layers below do not learn. The arguments are those of `PopArt`, without
+    several heads.
     """
 
-    def _preserve(
-        self, old: Affine, new: Affine, optimizer: Optimizer | None, moments: OptimizerMoments
-    ) -> None:
-        """Nothing to preserve: outputs do not depend on the statistics."""
+    def __init__(self, *arguments: Any, heads: None = None, **settings: Any) -> None:
+        if heads is not None:
+            raise ValueError(f"heads is {heads!r}; make one layer for each")
+        super().__init__(*arguments, **settings)
+
+    def _change(self, old: Affine, new: Affine, adopt: bool = True) -> Change:
+        """None: outputs do not depend on the statistics."""
+        return super()._change(new, new)
 
     def forward(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
         """The outputs, which are in the targets' own units."""

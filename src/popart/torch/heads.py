@@ -1,7 +1,6 @@
 """The last layer of a network, with Pop-Art: `PopArt`, `DuelingPopArt`, and averages of two."""
 
 import math
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -9,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from popart.affine import Affine, change_of
+from popart.affine import Affine, Change, change_of
 from popart.moments import Covariance, Moments
 from popart.rules import Kept, Rule, Symmetric
 from popart.torch import optimizers
@@ -70,10 +69,14 @@ class Head(Statistics):
             self._set_state(state)
             return self.normalize(targets, index=index)
 
+    def _change(self, old: Affine, new: Affine, adopt: bool = True) -> Change:
+        """What a change of the normalisation does to the layers."""
+        return change_of(self._over_outputs(old), self._over_outputs(new), adopt=adopt)
+
     def _preserve(
         self, old: Affine, new: Affine, optimizer: Optimizer | None, moments: optimizers.Moments
     ) -> None:
-        change = change_of(self._over_outputs(old), self._over_outputs(new))
+        change = self._change(old, new)
         for weight, bias, takes_shift in self._layers():
             weight.copy_(change.rescale(weight))
             if bias is not None:
@@ -97,7 +100,12 @@ class Head(Statistics):
         return self.affine if which is None else self.affine.select(which)
 
     def _statistic_of(self, index: Tensor | None, targets: Tensor) -> Tensor | None:
-        return index
+        """Which statistics each target is of; None where all outputs share them."""
+        if index is not None and index.shape != targets.shape:
+            raise ValueError(
+                f"index has shape {tuple(index.shape)}; targets have shape {tuple(targets.shape)}"
+            )
+        return None
 
     @torch.no_grad()
     def polyak_(self, online: Self, tau: float) -> None:
@@ -111,8 +119,7 @@ class Head(Statistics):
             raise ValueError(f"tau is {tau!r}; it must be in [0, 1]")
         if type(self) is not type(online) or self.extra_repr() != online.extra_repr():
             raise ValueError(f"online is {online}; a head can only be averaged with its like, {self}")
-        mine, theirs = self._over_outputs(self.affine), self._over_outputs(online.affine)
-        change = change_of(mine, theirs, adopt=False)
+        change = self._change(self.affine, online.affine, adopt=False)
         for (weight, bias, takes_shift), (w, b, _) in zip(self._layers(), online._layers(), strict=True):
             weight.copy_(torch.lerp(change.rescale(weight), w, tau))
             if bias is not None and b is not None:
@@ -148,8 +155,9 @@ def _is_transformed(x: Tensor) -> bool:
 def _check_version(weight: Tensor, version: int) -> None:
     if weight._version != version:
         raise RuntimeError(
-            "the head was rescaled after these outputs were computed, so they are in old units and their "
-            "targets in new ones: call update(targets) first, then normalized(h), then backward()"
+            "the head was changed after these outputs were computed, by update() or by an optimizer: they "
+            "may be in old units and their targets in new ones; call update(targets) first, then "
+            "normalized(h), then backward()"
         )
 
 
@@ -210,11 +218,11 @@ class PopArt(Head):
             )
         lead = () if heads is None else (heads,)
         weight = torch.empty(*lead, out_features, in_features, device=device, dtype=dtype)
-        self.in_features, self.out_features = in_features, out_features
-        self.heads, self.per_output = heads, per_output
         art = art if bias else _without_shift(art)
         shape = (*lead, out_features) if per_output else lead
         super().__init__(art, shape, weight)
+        self.in_features, self.out_features = in_features, out_features
+        self.heads, self.per_output = heads, per_output
         self.weight = nn.Parameter(weight)
         if bias:
             outputs = 1 if bias == "shared" else out_features
@@ -306,13 +314,9 @@ class PopArt(Head):
             raise ValueError(
                 "index is given, but these outputs are measured together; give targets of all of them"
             )
-        if index is None or self.heads is not None or self.per_output:
+        if self.heads is not None or self.per_output:
             return index
-        if index.shape != targets.shape:
-            raise ValueError(
-                f"index has shape {tuple(index.shape)}; targets have shape {tuple(targets.shape)}"
-            )
-        return None
+        return super()._statistic_of(index, targets)
 
     def extra_repr(self) -> str:
         """The settings."""
@@ -348,8 +352,8 @@ class DuelingPopArt(Head):
         if _is_dense(art):
             raise ValueError(f"art is {art!r}; all outputs of dueling streams share one scale and shift")
         value = nn.Linear(in_features, 1, device=device, dtype=dtype)
-        self.in_features, self.out_features = in_features, out_features
         super().__init__(art, (), value.weight)
+        self.in_features, self.out_features = in_features, out_features
         self.value = value
         self.advantage = nn.Linear(in_features, out_features, device=device, dtype=dtype)
         self._join(process_group)
@@ -400,9 +404,6 @@ class DuelingPopArt(Head):
         value, advantage = self.value, self.advantage
         return [Layer(value.weight, value.bias), Layer(advantage.weight, advantage.bias, False)]
 
-    def _statistic_of(self, index: Tensor | None, targets: Tensor) -> None:
-        return None
-
     def extra_repr(self) -> str:
         """The settings."""
         return f"{self.in_features}, {self.out_features}, art={self.art}"
@@ -416,7 +417,7 @@ def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
     """
     if not 0 <= tau <= 1:
         raise ValueError(f"tau is {tau!r}; it must be in [0, 1]")
-    mine, theirs = dict(_parts(target)), dict(_parts(online))
+    mine, theirs = _parts(target), _parts(online)
     kinds = [{name: type(part).__name__ for name, part in parts.items()} for parts in (mine, theirs)]
     if kinds[0] != kinds[1]:
         apart = dict(kinds[0].items() ^ kinds[1].items())
@@ -433,18 +434,12 @@ def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
             part.copy_(other)
 
 
-def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Head | Tensor]]:
-    """The heads of a network, and its parameters and buffers that are outside of heads."""
-    if isinstance(module, Head):
-        yield prefix, module
-        return
-    for name, x in (
-        *module.named_parameters(prefix, recurse=False),
-        *module.named_buffers(prefix, recurse=False),
-    ):
-        yield name, x
-    for name, child in module.named_children():
-        yield from _parts(child, f"{prefix}.{name}" if prefix else name)
+def _parts(module: nn.Module) -> dict[str, Head | Tensor]:
+    """The heads of a network, and its parameters and buffers outside of heads, each once."""
+    heads = {name: part for name, part in module.named_modules() if isinstance(part, Head)}
+    inside = tuple(f"{name}." if name else "" for name in heads)
+    rest = (*module.named_parameters(), *module.named_buffers())
+    return {**heads, **{name: x for name, x in rest if not name.startswith(inside)}}
 
 
 def _check_size(name: str, size: int) -> None:
