@@ -304,3 +304,17 @@ def test_statistics_of_gradients_travel_with_the_module() -> None:
     np.testing.assert_array_equal(torch_gradients(other), torch_gradients(one))
     with pytest.raises(RuntimeError, match="symmetric_moments_counts"):
         NormalizeGradient().load_state_dict({}, strict=False)
+
+
+# PyTorch's compiler does what PyTorch warns of.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_gradients_are_normalized_in_a_compiled_full_graph_too() -> None:
+    torch.compiler.reset()
+    eager, compiled = NormalizeGradient(), NormalizeGradient()
+    forward = torch.compile(lambda x: (3 * compiled(x)).sum(), fullgraph=True)
+    for i in range(3):
+        x, y = (torch.full((4,), float(i), requires_grad=True) for _ in range(2))
+        forward(x).backward()
+        (3 * eager(y)).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+        assert compiled.state.counts[0] == i + 1
