@@ -1,0 +1,1 @@
+"""The laboratory: the paper's experiments, one command each. `popart --help` lists them."""

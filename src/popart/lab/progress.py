@@ -1,0 +1,86 @@
+"""How far long work has got: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+EVERY = 10.0
+"""Seconds between plain lines."""
+
+
+class Advance(Protocol):
+    """Say that so much more is done, and what is being done now."""
+
+    def __call__(self, amount: float, doing: str | None = None) -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advance]:
+    """Show the progress of `total` units of work, of which some may be done already.
+
+    Rate and time left are of what is done now, not of what was done before.
+    """
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            _Rate(unit),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(title, total=total, completed=done)
+
+            def advance(amount: float, doing: str | None = None) -> None:
+                bar.update(task, advance=amount, description=f"{title}: {doing}" if doing else title)
+
+            yield advance
+    else:
+        yield _Lines(title, total, unit, done)
+
+
+class _Rate(TextColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__("")
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{quantity(task.speed or 0)} {self.unit}/s")
+
+
+class _Lines:
+    """A line on standard error every few seconds, and one at the end."""
+
+    def __init__(self, title: str, total: float, unit: str, done: float) -> None:
+        self.title, self.total, self.unit, self.done = title, total, unit, done
+        self.began, self.before, self.spoke = time.monotonic(), done, 0.0
+
+    def __call__(self, amount: float, doing: str | None = None) -> None:
+        self.done += amount
+        now = time.monotonic()
+        if now - self.spoke < EVERY and self.done < self.total:
+            return
+        self.spoke = now
+        rate = (self.done - self.before) / max(now - self.began, 1e-9)
+        left = (self.total - self.done) / rate if rate else float("inf")
+        print(
+            f"{self.title}{f': {doing}' if doing else ''}: {self.done / self.total:.0%}, "
+            f"{quantity(rate)} {self.unit}/s, {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def quantity(x: float) -> str:
+    """Three digits and a unit: 1.23 k, 12.3 M."""
+    for power, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if x >= power:
+            return f"{x / power:.3g}{prefix}"
+    return f"{x:.3g} "
