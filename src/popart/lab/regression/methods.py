@@ -1,0 +1,73 @@
+"""What is compared: ways to normalise targets, to preserve outputs, and to follow the gradient."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import popart
+
+WINDOW = 20
+"""How many targets `Extremes` takes as a minibatch: the latest ones."""
+
+PART = (WINDOW - 1) / (WINDOW + 1)
+"""The part p of the targets between percentiles that corresponds to it (Proposition 6)."""
+
+EPSILON = 1e-8
+"""The lower bound on the variance: the grid has a step of 1, with which Eq. 4 gives a variance of 0."""
+
+Rule = Callable[[Any], popart.Rule[Any, Any]]
+
+RULES: dict[str, Rule] = {
+    "moments": lambda beta: popart.Moments(beta, nu0=1.0, epsilon=EPSILON),
+    "adopting": lambda beta: popart.Moments(beta, epsilon=EPSILON),
+    "percentiles": lambda beta: popart.Percentiles(beta, p=PART),
+    "expectiles": lambda beta: popart.Expectiles(beta, p=PART),
+    "extremes": lambda beta: popart.Extremes(beta),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the comparison."""
+
+    name: str
+    label: str
+    rule: str | None = None
+    preserve: bool = False
+    optimizer: Literal["sgd", "rmsprop"] = "sgd"
+
+    @property
+    def family(self) -> str:
+        """Which of the paper's three methods it is a variant of."""
+        return self.name.split("-")[0]
+
+    @property
+    def window(self) -> int:
+        return WINDOW if self.rule == "extremes" else 1
+
+
+def _methods() -> dict[str, Method]:
+    paper = [
+        Method("sgd", "SGD"),
+        Method("art", "Art", "moments"),
+        Method("popart", "Pop-Art", "moments", preserve=True),
+    ]
+    rmsprop = [
+        Method(f"{m.name}-rmsprop", f"{m.label}, RMSprop", m.rule, m.preserve, "rmsprop") for m in paper
+    ]
+    others = [
+        Method(f"{m.name}-{rule}", f"{m.label}, {label}", rule, m.preserve)
+        for rule, label in (("adopting", "adopting start"), *((r, r) for r in list(RULES)[2:]))
+        for m in paper[1:]
+    ]
+    return {m.name: m for m in (*paper, *rmsprop, *others)}
+
+
+METHODS = _methods()
+
+PAPER: dict[str, tuple[float, float | None]] = {
+    "sgd": (10**-3.5, None),
+    "art": (10**-2.5, 1e-4),
+    "popart": (10**-2.5, 10**-0.5),
+}
+"""The step sizes alpha and beta that Section 3 reports."""
