@@ -7,8 +7,8 @@ WORKERS ?= auto
 
 .PHONY: reproduce test check lint types bench docs clean
 
-reproduce: $(VENV)/.lab ## what of the paper this machine can do; so far, an example that draws a figure
-	$(VENV)/bin/python examples/magnitudes.py runs/magnitudes
+reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of it
+	$(VENV)/bin/popart reproduce
 
 test: $(VENV)/.dev ## all tests
 	$(VENV)/bin/python -m pytest -n $(WORKERS)
@@ -27,6 +27,7 @@ bench: $(VENV)/.bench ## the cost of an update beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.drift
 	$(VENV)/bin/python -m benchmarks.head
 	$(VENV)/bin/python -m benchmarks.moments
+	$(VENV)/bin/python -m benchmarks.regression
 
 docs: $(VENV)/.docs ## the documentation, in site/
 	$(VENV)/bin/mkdocs build --strict
