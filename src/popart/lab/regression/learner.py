@@ -1,8 +1,8 @@
 """Many runs of online learning at once: the paper's Algorithm 1 and what it is compared with.
 
-The run is the last axis of every array, and gradients are written out. XLA then has nothing but
-elementwise loops over runs, which it vectorises; a `vmap` of `jax.grad` of one run is ten to twenty times
-slower on a CPU, because its small matrix products are neither vectorised nor fused.
+The run is the last axis of every array, and gradients are written out. XLA then has nothing but elementwise
+loops over runs, which it vectorises on a CPU. It does two to four times as many updates as a `vmap` over
+`jax.grad` of one run (`benchmarks/regression.py`).
 """
 
 import functools
@@ -88,8 +88,8 @@ def _gradients(layers: Layers, activations: list[jax.Array], delta: jax.Array, o
     gradients = []
     for (W, _), h in zip(reversed(layers), reversed(activations), strict=True):
         gradients.append((delta[:, None] * h, delta))
-        # XLA computes a sum anew for every weight that uses it, but a quotient only once: 1.5 times the
-        # arithmetic of a step otherwise becomes twenty times.
+        # XLA computes a sum again for every weight that uses it, but a quotient only once. Without these
+        # divisions by 1 a step takes twenty times as long.
         delta = _apply_transposed(W, delta) * (1 - h**2) / one
     return tuple(reversed(gradients))
 
