@@ -76,7 +76,7 @@ def torch_loop(method: str, updates: int) -> float:
 
 def plain_run(method: str, layers: Any, alpha: jax.Array, beta: jax.Array, n: jax.Array) -> jax.Array:
     """The errors of one run, with rlax's functions."""
-    init, update = rlax.popart(1, beta, 1e-4, 1e6)
+    init, update = rlax.popart(1, beta, 1e-4, 1e6)  # pyright: ignore[reportArgumentType]
     task = jnp.zeros((), jnp.int32)
 
     def g(layers: Any, x: jax.Array) -> jax.Array:
