@@ -90,7 +90,10 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [*POPART, "regression", *arguments, "--out", str(out)]
+    """As from a terminal, where Ctrl-C is heard: a shell's background jobs ignore it."""
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    run = "from popart.lab.cli import main; main()"
+    command = [sys.executable, "-c", f"{listen}; {run}", "regression", *arguments, "--out", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
