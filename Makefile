@@ -8,7 +8,7 @@ WORKERS ?= auto
 .PHONY: reproduce test check lint types bench docs clean
 
 reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of it
-	$(VENV)/bin/popart reproduce
+	$(VENV)/bin/popart reproduce $(ARGS)
 
 test: $(VENV)/.dev ## all tests
 	$(VENV)/bin/python -m pytest -n $(WORKERS)

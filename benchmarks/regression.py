@@ -29,8 +29,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from popart.lab.machine import cores
 from popart.lab.regression.methods import METHODS
-from popart.lab.regression.sweep import Data, Setting, cores, learn
+from popart.lab.regression.sweep import Data, Setting, learn
 from popart.lab.regression.task import SIZES, digits, stack
 
 with warnings.catch_warnings(action="ignore"):

@@ -22,9 +22,10 @@ def main(arguments: list[str] | None = None) -> None:
     from popart.lab.report import Report
     from popart.lab.reproduce import Reproduce
     from popart.lab.runs import LabError
+    from popart.lab.scale import Scale
 
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    commands = {c.__name__.lower(): c for c in (Reproduce, Regression, Histograms, Paper, Report)}
+    commands = {c.__name__.lower(): c for c in (Reproduce, Regression, Histograms, Scale, Paper, Report)}
     if not arguments[0].startswith("-") and arguments[0] not in commands:
         hint = nearest(arguments[0], commands)
         _exit(f"there is no command {arguments[0]!r}{hint} There are {', '.join(commands)}", 2)

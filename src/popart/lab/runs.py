@@ -28,6 +28,8 @@ from typing import Any, ClassVar, Protocol, Self
 
 import filelock
 
+from popart.lab.machine import cores
+
 MANIFEST = "manifest.json"
 PACKAGES = ("popart-learn", "numpy", "jax", "matplotlib")
 
@@ -286,9 +288,8 @@ def _device() -> str:
     import jax
 
     device = jax.devices()[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = "CPU" if device.platform == "cpu" else device.device_kind
-    return f"{name}; {cores} cores, {platform.machine()}, {platform.system()}"
+    return f"{name}; {cores()} cores, {platform.machine()}, {platform.system()}"
 
 
 def _commit() -> str | None:

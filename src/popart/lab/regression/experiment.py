@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from popart.lab.machine import cores
 from popart.lab.progress import progress
 from popart.lab.regression import SMOOTH, Regression
 from popart.lab.regression.curves import curves, interval
 from popart.lab.regression.methods import METHODS, PAPER
-from popart.lab.regression.sweep import Data, Setting, cores, grid, learn, sweep
+from popart.lab.regression.sweep import Data, Setting, grid, learn, sweep
 from popart.lab.runs import Run
 
 Row = Mapping[str, Any]

@@ -1,6 +1,5 @@
 """Every setting of every method, on all cores, one row of the grid after the other."""
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from popart.lab.machine import cores
 from popart.lab.regression import Regression
 from popart.lab.regression.curves import measures
 from popart.lab.regression.learner import errors
@@ -78,7 +78,3 @@ def sweep(rows: Sequence[Sequence[Setting]], data: Data) -> Iterator[list[dict[s
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,156 @@
+r"""Double DQN: how an agent learns, and how it acts.
+
+Targets are in the units of the rewards,
+$Y = R + \gamma Q(S', \arg\max_a Q(S', a; \theta); \theta^-)$,
+and each of the two networks has its own statistics. An agent without Pop-Art has `popart.Fixed()`: a scale of
+1 and a shift of 0, so that everything else is the same.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import popart
+import popart.jax
+from popart.lab.dqn.networks import Network, Params
+from popart.lab.dqn.replay import Transitions
+
+AgentName = Literal["clipped", "unclipped", "popart"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an agent is. Defaults are those of the tuned Double DQN and of the Pop-Art paper."""
+
+    agent: AgentName = "popart"
+    """clipped: rewards and errors clipped to [-1, 1]; unclipped: neither; popart: neither, with Pop-Art."""
+
+    discount: float = 0.99
+    """γ: how much a reward counts one step later."""
+
+    batch: int = 32
+    """Transitions per update."""
+
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """RMSProp is centred, decays by 0.95 and has its epsilon inside the root, as DQN's."""
+
+    step_size: float = 1e-4
+    """Of the network."""
+
+    beta: float = 1e-4
+    """Of Pop-Art's statistics."""
+
+    @property
+    def clips(self) -> bool:
+        return self.agent == "clipped"
+
+    @property
+    def art(self) -> popart.Rule[Any, Any]:
+        return popart.Moments(self.beta) if self.agent == "popart" else popart.Fixed()
+
+
+class Learner(NamedTuple):
+    """Parameters mean nothing without the statistics that they are normalised with: both are copied."""
+
+    params: Params
+    statistics: Any
+    target_params: Params
+    target_statistics: Any
+    moments: Any
+    updates: jax.Array
+
+
+class Metrics(NamedTuple):
+    """Of one update: the loss, norms of gradients, and the normalisation after it."""
+
+    loss: jax.Array
+    gradient_norm: jax.Array
+    body_norm: jax.Array
+    head_norm: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+
+
+def init(settings: Settings, network: Network, key: jax.Array) -> Learner:
+    params = network.init(key)
+    statistics = popart.jax.init(settings.art, params["head"])
+    moments = _optimizer(settings).init(params)
+    return Learner(params, statistics, params, statistics, moments, jnp.zeros((), jnp.int32))
+
+
+def copy_target(learner: Learner) -> Learner:
+    """The target network becomes the online network."""
+    return learner._replace(target_params=learner.params, target_statistics=learner.statistics)
+
+
+def act(
+    network: Network, params: Params, observations: jax.Array, epsilon: jax.Array | float, key: jax.Array
+) -> jax.Array:
+    """The best actions, or with probability epsilon random ones. Which is best does not depend on units."""
+    explore, choose = jax.random.split(key)
+    best = popart.jax.normalized(params["head"], network.features(params["body"], observations)).argmax(-1)
+    anything = jax.random.randint(choose, best.shape, 0, network.actions)
+    return jnp.where(jax.random.uniform(explore, best.shape) < epsilon, anything, best)
+
+
+def values(
+    settings: Settings, network: Network, params: Params, statistics: Any, observations: jax.Array
+) -> jax.Array:
+    """Q in the units of the rewards, (batch, actions)."""
+    h = network.features(params["body"], observations)
+    return popart.jax.values(settings.art, statistics, params["head"], h)
+
+
+def targets(settings: Settings, network: Network, learner: Learner, batch: Transitions) -> jax.Array:
+    """Y of Double DQN, in the units of the rewards."""
+    features = network.features(learner.params["body"], batch.later)
+    best = popart.jax.normalized(learner.params["head"], features).argmax(-1)
+    q = values(settings, network, learner.target_params, learner.target_statistics, batch.later)
+    later = jnp.take_along_axis(q, best[:, None], 1)[:, 0]
+    reward = jnp.clip(batch.reward, -1, 1) if settings.clips else batch.reward
+    return reward + jnp.where(batch.terminal, 0.0, settings.discount * later)
+
+
+def update(
+    settings: Settings, network: Network, learner: Learner, batch: Transitions
+) -> tuple[Learner, Metrics]:
+    """One step: targets, statistics and head, then the gradient."""
+    y = targets(settings, network, learner, batch)
+    step = popart.jax.step(settings.art, learner.statistics, learner.params["head"], y, weights=batch.weight)
+    params = {**learner.params, "head": step.head}
+
+    def loss(params: Params) -> jax.Array:
+        h = network.features(params["body"], batch.observation)
+        error = popart.jax.normalized(params["head"], h, index=batch.action) - step.targets
+        cost = optax.huber_loss(error) if settings.clips else error**2 / 2
+        return (batch.weight * cost).mean()
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    changes, moments = _optimizer(settings).update(gradient, learner.moments, params, change=step.change)
+    affine = settings.art.affine(step.state)
+    body, head = _norm(gradient["body"]), _norm(gradient["head"])
+    metrics = Metrics(value, jnp.hypot(body, head), body, head, affine.scale, affine.shift)
+    learner = learner._replace(
+        params=optax.apply_updates(params, changes),
+        statistics=step.state,
+        moments=moments,
+        updates=learner.updates + 1,
+    )
+    return learner, metrics
+
+
+def _norm(tree: Any) -> jax.Array:
+    return jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(tree)))
+
+
+def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
+    """DQN's RMSProp takes the sum over the batch and adds 0.01 inside the root; this takes the mean."""
+    if settings.optimizer == "adam":
+        inner = optax.adam(settings.step_size)
+    else:
+        epsilon = 0.01 / settings.batch**2
+        inner = optax.rmsprop(settings.step_size, 0.95, epsilon, centered=True, eps_in_sqrt=True)
+    return popart.jax.rescale_moments(inner, lambda params: params["head"])

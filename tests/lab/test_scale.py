@@ -1,0 +1,159 @@
+"""Small games, and agents that play them with rewards of any size."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from popart.lab.cli import main
+from popart.lab.dqn.learner import Settings
+from popart.lab.runs import read_manifest, read_table
+from popart.lab.scale import GAMES
+from popart.lab.scale.experiment import train
+from popart.lab.scale.games import Game
+from popart.lab.scale.training import Training, advance, start
+
+SMALL = ["--scales", "1e-8", "1", "1e8", "--seeds", "1", "--steps", "2000"]
+
+
+@pytest.mark.parametrize("name", [game.name for game in GAMES.values()])
+def test_episodes_end_once_and_start_anew(name: str) -> None:
+    game = Game(name)
+    world, seen = game.reset(jax.random.key(0), 4)
+    assert seen.observation.shape == (4, *game.shape)
+    assert seen.start.all()
+    assert not seen.last.any()
+
+    @jax.jit
+    def play(carry: Any, key: jax.Array) -> Any:
+        world, _ = carry
+        choose, move = jax.random.split(key)
+        carry = game.step(world, jax.random.randint(choose, (4,), 0, game.actions), move)
+        return carry, carry[1]
+
+    _, record = jax.lax.scan(play, (world, seen), jax.random.split(jax.random.key(1), 600))
+    last, begins = np.asarray(record.last), np.asarray(record.start)
+    assert last.sum() > 4
+    np.testing.assert_array_equal(begins[1:], last[:-1])
+    assert not (last & begins).any()
+    assert not np.asarray(record.reward)[begins].any()
+    assert not np.asarray(record.terminal)[begins].any()
+
+
+def test_catch_ends_after_nine_steps_with_a_reward_of_one() -> None:
+    """Its board has ten rows: what is seen first, eight falls, and the end."""
+    game = Game("Catch-bsuite")
+    world, _ = game.reset(jax.random.key(0), 1)
+    rewards, lasts = [], []
+    for i in range(20):
+        world, seen = game.step(world, jnp.ones(1, int), jax.random.key(i))
+        rewards.append(float(seen.reward[0]))
+        lasts.append(bool(seen.last[0]))
+    ends = np.flatnonzero(lasts)
+    assert list(ends) == [8, 18]
+    assert {abs(rewards[i]) for i in ends} == {1.0}
+    assert all(rewards[i] == 0 for i in range(20) if i not in ends)
+
+
+def test_a_time_limit_cuts_and_does_not_end() -> None:
+    """A pole that is held up for 500 steps."""
+    game = Game("CartPole-v1")
+    world, seen = game.reset(jax.random.key(3), 1)
+    step = jax.jit(game.step)
+    for _ in range(502):
+        x, speed, angle, turn = seen.observation[0]
+        action = (angle + 0.5 * turn + 0.05 * speed + 0.02 * x > 0)[None].astype(int)
+        world, seen = step(world, action, jax.random.key(0))
+        if seen.last[0]:
+            break
+    assert seen.last[0]
+    assert not seen.terminal[0]
+
+
+@pytest.mark.parametrize("game", ["Catch-bsuite", "CartPole-v1"])
+@pytest.mark.parametrize("k", [-40, 40])
+def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: str, k: int) -> None:
+    training = Training(steps=2400, warm_up=200, exploration=1200)
+    settings = Settings("popart", step_size=1e-3, beta=1e-3)
+
+    @jax.jit
+    def run(scale: jax.Array) -> Any:
+        state = start(training, settings, Game(game), jax.random.key(5))
+        step = lambda state, _: (advance(training, settings, Game(game), scale, state)[0], None)  # noqa: E731
+        return jax.lax.scan(step, state, None, training.steps // training.environments)[0]
+
+    one, other = run(jnp.float32(1)), run(jnp.float32(2.0**k))
+    assert one.learner.updates > 300
+    np.testing.assert_array_equal(one.replay.action, other.replay.action)
+    np.testing.assert_array_equal(one.replay.observation, other.replay.observation)
+    for a, b in zip(jax.tree.leaves(one.learner.params), jax.tree.leaves(other.learner.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    first = settings.art.affine(one.learner.statistics)
+    second = settings.art.affine(other.learner.statistics)
+    np.testing.assert_array_equal(2.0**k * first.scale, second.scale)
+
+
+@pytest.mark.xdist_group("scale")
+def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
+    scales, seeds = jnp.array([1e-8, 1.0, 1e8]), jnp.arange(1)
+    popart, plain, clipped = (
+        np.asarray(train(agent, "Catch-bsuite", 16_000, scales, seeds)).mean(1)
+        for agent in ("popart", "unclipped", "clipped")
+    )
+    assert (popart > 0.7).all()
+    assert plain[1] > 0.7
+    assert plain[0] < 0
+    assert plain[2] < 0
+    assert clipped[0] < 0
+    assert (clipped[1:] > 0.7).all()
+
+
+@pytest.mark.xdist_group("scale")
+def test_a_run_that_is_killed_goes_on_to_the_same_table(tmp_path: Path) -> None:
+    """On one core, so that one of the two agents is done before the other."""
+    one_core = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+    run = "from popart.lab.cli import main; main()"
+    arguments = ["scale", "--games", "catch", "--agents", "popart", "clipped", *SMALL]
+    command = [sys.executable, "-c", f"{one_core}; {run}", *arguments, "--out"]
+    out, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.Popen([*command, str(out)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (out / "returns.csv").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = len(read_table(out / "returns.csv"))
+    assert before == 3
+    for folder in (out, whole):
+        subprocess.run([*command, str(folder)], check=True, capture_output=True)
+    assert (out / "returns.csv").read_bytes() == (whole / "returns.csv").read_bytes()
+    assert len(read_table(out / "returns.csv")) == 6
+    manifest = read_manifest(out)
+    assert len(manifest["continued"]) == 1
+    assert [shown["name"] for shown in manifest["shown"]] == ["scale", "returns"]
+    assert (out / "scale.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--games", "pong"], ["games has 'pong'", "cartpole, catch, breakout, space_invaders"]),
+        (["--agents", "popat"], ["did you mean 'popart'?"]),
+        (["--scales", "0"], ["scales has 0.0"]),
+        (["--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
+        (["--steps", "10"], ["steps is 10; it must be 2000 or more"]),
+    ],
+)
+def test_what_is_wrong_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["scale", *arguments])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert all(word in said for word in words)
