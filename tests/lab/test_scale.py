@@ -1,5 +1,6 @@
 """Small games, and agents that play them with rewards of any size."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -100,7 +101,6 @@ def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: st
     np.testing.assert_array_equal(2.0**k * first.scale, second.scale)
 
 
-@pytest.mark.xdist_group("scale")
 def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
     scales, seeds = jnp.array([1e-8, 1.0, 1e8]), jnp.arange(1)
     popart, plain, clipped = (
@@ -115,7 +115,6 @@ def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
     assert (clipped[1:] > 0.7).all()
 
 
-@pytest.mark.xdist_group("scale")
 def test_a_run_that_is_killed_goes_on_to_the_same_table(tmp_path: Path) -> None:
     """On one core, so that one of the two agents is done before the other."""
     one_core = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
@@ -123,7 +122,11 @@ def test_a_run_that_is_killed_goes_on_to_the_same_table(tmp_path: Path) -> None:
     arguments = ["scale", "--games", "catch", "--agents", "popart", "clipped", *SMALL]
     command = [sys.executable, "-c", f"{one_core}; {run}", *arguments, "--out"]
     out, whole = tmp_path / "killed", tmp_path / "whole"
-    process = subprocess.Popen([*command, str(out)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    cache["JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    environment = {**os.environ, **cache}
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen([*command, str(out)], stderr=nowhere, stdout=nowhere, env=environment)
     while process.poll() is None and not (out / "returns.csv").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -131,7 +134,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_table(tmp_path: Path) -> None:
     before = len(read_table(out / "returns.csv"))
     assert before == 3
     for folder in (out, whole):
-        subprocess.run([*command, str(folder)], check=True, capture_output=True)
+        subprocess.run([*command, str(folder)], check=True, capture_output=True, env=environment)
     assert (out / "returns.csv").read_bytes() == (whole / "returns.csv").read_bytes()
     assert len(read_table(out / "returns.csv")) == 6
     manifest = read_manifest(out)

@@ -78,12 +78,14 @@ def init(settings: Settings, network: Network, key: jax.Array) -> Learner:
     params = network.init(key)
     statistics = popart.jax.init(settings.art, params["head"])
     moments = _optimizer(settings).init(params)
-    return Learner(params, statistics, params, statistics, moments, jnp.zeros((), jnp.int32))
+    learner = Learner(params, statistics, params, statistics, moments, jnp.zeros((), jnp.int32))
+    return copy_target(learner)
 
 
 def copy_target(learner: Learner) -> Learner:
-    """The target network becomes the online network."""
-    return learner._replace(target_params=learner.params, target_statistics=learner.statistics)
+    """The target network becomes a copy of the online network."""
+    params, statistics = jax.tree.map(jnp.copy, (learner.params, learner.statistics))
+    return learner._replace(target_params=params, target_statistics=statistics)
 
 
 def act(

@@ -63,10 +63,9 @@ def init(environments: int, slots: int, shape: tuple[int, ...], dtype: Any) -> R
     def zeros(*more: int, dtype: Any) -> jax.Array:
         return jnp.zeros((environments, slots, *more), dtype)
 
-    flag = zeros(dtype=bool)
     observation, action = zeros(*shape, dtype=dtype), zeros(dtype=jnp.int32)
-    reward = zeros(dtype=jnp.float32)
-    return Replay(observation, action, reward, flag, flag, flag, jnp.zeros((), jnp.int32))
+    flags = (zeros(dtype=bool) for _ in range(3))  # apart, so that all can be donated
+    return Replay(observation, action, zeros(dtype=jnp.float32), *flags, jnp.zeros((), jnp.int32))
 
 
 def insert(replay: Replay, seen: Seen) -> Replay:
