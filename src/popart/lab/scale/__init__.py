@@ -20,8 +20,8 @@ class Small(NamedTuple):
 GAMES = {
     "cartpole": Small("CartPole-v1", "CartPole", 50_000),
     "catch": Small("Catch-bsuite", "Catch", 20_000),
-    "breakout": Small("Breakout-MinAtar", "Breakout (MinAtar)", 40_000),
-    "space_invaders": Small("SpaceInvaders-MinAtar", "Space Invaders (MinAtar)", 40_000),
+    "breakout": Small("Breakout-MinAtar", "Breakout (MinAtar)", 30_000),
+    "space_invaders": Small("SpaceInvaders-MinAtar", "Space Invaders (MinAtar)", 30_000),
 }
 
 AGENTS = {"unclipped": "Double DQN", "clipped": "with clipping", "popart": "with Pop-Art"}
