@@ -1,5 +1,6 @@
 """The command `popart`."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -37,7 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
     except LabError as error:
         _exit(str(error), 2)
     except KeyboardInterrupt:
-        _exit("stopped; the same command goes on from here", 130)
+        print("popart: stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        os._exit(130)  # threads may be in the middle of a long computation, which nobody waits for
 
 
 def _exit(message: str, status: int) -> NoReturn:

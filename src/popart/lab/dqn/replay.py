@@ -64,8 +64,9 @@ def init(environments: int, slots: int, shape: tuple[int, ...], dtype: Any) -> R
         return jnp.zeros((environments, slots, *more), dtype)
 
     observation, action = zeros(*shape, dtype=dtype), zeros(dtype=jnp.int32)
-    flags = (zeros(dtype=bool) for _ in range(3))  # apart, so that all can be donated
-    return Replay(observation, action, zeros(dtype=jnp.float32), *flags, jnp.zeros((), jnp.int32))
+    terminal, start, last = (zeros(dtype=bool) for _ in range(3))  # apart, so that all can be donated
+    reward, written = zeros(dtype=jnp.float32), jnp.zeros((), jnp.int32)
+    return Replay(observation, action, reward, terminal, start, last, written)
 
 
 def insert(replay: Replay, seen: Seen) -> Replay:

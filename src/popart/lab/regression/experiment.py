@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from popart.lab.machine import cores
+from popart.lab.machine import as_done
 from popart.lab.progress import progress
 from popart.lab.regression import SMOOTH, Regression
 from popart.lab.regression.curves import curves, interval
@@ -85,14 +84,11 @@ def _best(settings: Regression, cells: Sequence[Row], data: Data) -> dict[str, B
         return one._replace(papers=papers, papers_curve=curves(learn([_setting(papers)], data)[:, 0])[1])
 
     found: dict[str, Best] = {}
-    with (
-        progress("bootstrap", len(settings.methods), "methods") as advance,
-        ThreadPoolExecutor(cores()) as pool,
-    ):
-        for name, one in zip(settings.methods, pool.map(best, settings.methods), strict=True):
+    with progress("bootstrap", len(settings.methods), "methods") as advance:
+        for name, one in as_done(best, settings.methods):
             found[name] = one
             advance(1, METHODS[name].label)
-    return found
+    return {name: found[name] for name in settings.methods}
 
 
 def papers_cell(name: str, cells: Sequence[Row]) -> Row | None:

@@ -1,13 +1,12 @@
 """Every setting of every method, on all cores, one row of the grid after the other."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from popart.lab.machine import cores
+from popart.lab.machine import as_done
 from popart.lab.regression import Regression
 from popart.lab.regression.curves import measures
 from popart.lab.regression.learner import errors
@@ -62,19 +61,10 @@ def learn(row: Sequence[Setting], data: Data) -> np.ndarray:
 
 
 def sweep(rows: Sequence[Sequence[Setting]], data: Data) -> Iterator[list[dict[str, Any]]]:
-    """What came out of each row of cells, as it is done.
-
-    XLA lets go of Python while it computes, so that a thread per core keeps all of them busy.
-    """
+    """What came out of each row of cells, as it is done."""
 
     def measured(row: Sequence[Setting]) -> list[dict[str, Any]]:
         e = learn(row, data)
         return [{**cell._asdict(), **measures(e[:, i])} for i, cell in enumerate(row)]
 
-    with ThreadPoolExecutor(cores()) as pool:
-        futures = [pool.submit(measured, row) for row in rows]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return (found for _, found in as_done(measured, rows))

@@ -1,7 +1,6 @@
 """`popart scale`: all scales and seeds of a game and an agent in one compiled program."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,7 @@ from matplotlib.ticker import LogLocator
 
 from popart.lab.dqn.learner import AgentName, Settings
 from popart.lab.figures import COLOURS, letter, styled, subplots
-from popart.lab.machine import cores
+from popart.lab.machine import as_done
 from popart.lab.progress import progress
 from popart.lab.runs import Run
 from popart.lab.scale import AGENTS, GAMES, Scale
@@ -57,24 +56,17 @@ def _returns(run: Run, settings: Scale) -> list[Row]:
     many = len(settings.scales) * settings.seeds
     work = {case: many * settings.steps_of(case[0]) for case in cases}
     before = sum(work[case] for case in cases if done[case])
-    with (
-        progress("scale", sum(work.values()), "steps", before) as advance,
-        ThreadPoolExecutor(cores()) as pool,
-    ):
-        todo = sorted((case for case in cases if not done[case]), key=lambda case: -work[case])
-        futures = {pool.submit(_train, settings, *case): case for case in todo}
-        try:
-            for future in as_completed(futures):
-                game, agent = case = futures[future]
-                done[case] = future.result()
-                run.write_table("returns", [row for case in cases for row in done[case]])
-                advance(work[case], f"{GAMES[game].label}, {AGENTS[agent]}")
-        finally:
-            pool.shutdown(cancel_futures=True)
+    todo = sorted((case for case in cases if not done[case]), key=lambda case: -work[case])
+    with progress("scale", sum(work.values()), "steps", before) as advance:
+        for case, found in as_done(partial(_train, settings), todo):
+            done[case] = found
+            run.write_table("returns", [row for case in cases for row in done[case]])
+            advance(work[case], f"{GAMES[case[0]].label}, {AGENTS[case[1]]}")
     return [row for case in cases for row in done[case]]
 
 
-def _train(settings: Scale, game: str, agent: str) -> list[Row]:
+def _train(settings: Scale, case: tuple[str, str]) -> list[Row]:
+    game, agent = case
     scales = jnp.array(settings.scales, jnp.float32)
     seeds = settings.seed + jnp.arange(settings.seeds)
     found = np.asarray(
