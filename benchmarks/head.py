@@ -11,11 +11,8 @@ the least time of the plain head, and the quartiles over rounds of the ratio wit
 
 import argparse
 import copy
-import csv
 import functools
-import json
 import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,14 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor, nn
 
 import popart
 import popart.jax
 import popart.torch
+from benchmarks.tables import publish
 
 ACTIONS, DISCOUNT, RATE = 18, 0.99, 1e-4
 SCAN, FRAMES = 16, 10_000
@@ -306,17 +302,7 @@ def main(path: Path, batch: int, seconds: float) -> None:
             rows.append((*case[:3], f"{best[i]:.4g}", f"{best[i] / best[0]:.3f}", f"{low:.3f} to {high:.3f}"))
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     header = ("module", "mode", "head", "ms per step", "ratio to linear", "quartiles")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-    versions = {"jax": jax.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    manifest = {"command": "python -m benchmarks.head", "device": name, "batch": batch, **versions}
-    path.with_suffix(".json").write_text(json.dumps(manifest, indent=2) + "\n")
-    caption = f"{name}, batch {batch}; jax {jax.__version__}, torch {torch.__version__}; written to {path}"
-    table = Table(*header, caption=caption)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=110).print(table)
+    publish(path, header, rows, "head", name, batch=batch)
 
 
 if __name__ == "__main__":

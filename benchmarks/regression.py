@@ -9,11 +9,8 @@ All in one process, one after the other, the best of several rounds. Ratios are 
 """
 
 import argparse
-import csv
 import functools
 import itertools
-import json
-import platform
 import time
 import warnings
 from collections.abc import Callable
@@ -25,10 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from benchmarks.tables import publish
 from popart.lab.machine import cores
 from popart.lab.regression.methods import METHODS
 from popart.lab.regression.sweep import Data, Setting, learn
@@ -170,18 +166,9 @@ def main(path: Path, rounds: int) -> None:
         ):
             rows.append((label, name, note, f"{rate:.3g}", f"{rate / loop:.3g}", f"{rate / plain:.3g}"))
     header = ("method", "", "how", "updates/s", "to PyTorch", "to rlax")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
     device = jax.devices()[0]
     name = f"{cores()} CPU cores" if device.platform == "cpu" else device.device_kind
-    versions = {"jax": jax.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    manifest = {"command": "python -m benchmarks.regression", "device": name, "rounds": rounds, **versions}
-    path.with_suffix(".json").write_text(json.dumps(manifest, indent=2) + "\n")
-    table = Table(*header, caption=f"{name}; jax {jax.__version__}, torch {torch.__version__}; in {path}")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=110).print(table)
+    publish(path, header, rows, "regression", name, rounds=rounds)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,10 @@ def test_weights_of_0_do_not_count() -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def norm(tree: Any) -> float:
+    return np.sqrt(sum((np.asarray(x, float) ** 2).sum() for x in jax.tree.leaves(tree)))
+
+
 def test_norms_are_those_of_the_gradient() -> None:
     settings = Settings("unclipped", step_size=1.0, optimizer="adam")
     batch = transitions(32)
@@ -182,7 +186,6 @@ def test_norms_are_those_of_the_gradient() -> None:
 
     gradient = jax.grad(squared_loss)(start.params, settings, start, batch, y)
     _, metrics = one_update(settings, batch, start)
-    norm = lambda tree: np.sqrt(sum((np.asarray(x, float) ** 2).sum() for x in jax.tree.leaves(tree)))  # noqa: E731
     np.testing.assert_allclose(metrics.gradient_norm, norm(gradient), rtol=1e-5)
     np.testing.assert_allclose(metrics.body_norm, norm(gradient["body"]), rtol=1e-5)
     np.testing.assert_allclose(metrics.head_norm, norm(gradient["head"]), rtol=1e-5)

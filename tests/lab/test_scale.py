@@ -87,7 +87,10 @@ def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: st
     @jax.jit
     def run(scale: jax.Array) -> Any:
         state = start(training, settings, Game(game), jax.random.key(5))
-        step = lambda state, _: (advance(training, settings, Game(game), scale, state)[0], None)  # noqa: E731
+
+        def step(state: Any, _: None) -> tuple[Any, None]:
+            return advance(training, settings, Game(game), scale, state)[0], None
+
         return jax.lax.scan(step, state, None, training.steps // training.environments)[0]
 
     one, other = run(jnp.float32(1)), run(jnp.float32(2.0**k))

@@ -135,15 +135,16 @@ class Run:
         self._write_manifest()
 
     def _check_same(self) -> None:
-        for key in ("experiment", "settings"):
-            here, asked = self._manifest[key], self._asked[key]
-            if here != asked:
-                if key == "settings":
-                    raise LabError(
-                        f"{self.folder} is a run with other settings ({_difference(here, asked)}); "
-                        f"give another --out, or what it was started with: {self._manifest['command']}"
-                    )
-                raise LabError(f"{self.folder} is a run of {here!r}, not of {asked!r}; give another --out")
+        (here, mine), (there, asked) = (
+            (x["experiment"], x["settings"]) for x in (self._manifest, self._asked)
+        )
+        if here != there:
+            raise LabError(f"{self.folder} is a run of {here!r}, not of {there!r}; give another --out")
+        if mine != asked:
+            raise LabError(
+                f"{self.folder} is a run with other settings ({_difference(mine, asked)}); "
+                f"give another --out, or what it was started with: {self._manifest['command']}"
+            )
 
     def write(self, name: str, content: bytes) -> None:
         write_atomically(self.folder / name, content)

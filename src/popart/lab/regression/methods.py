@@ -57,7 +57,8 @@ def _methods() -> dict[str, Method]:
     ]
     others = [
         Method(f"{m.name}-{rule}", f"{m.label}, {label}", rule, m.preserve)
-        for rule, label in (("adopting", "adopting start"), *((r, r) for r in list(RULES)[2:]))
+        for rule, label in {**{rule: rule for rule in RULES}, "adopting": "adopting start"}.items()
+        if rule != "moments"
         for m in paper[1:]
     ]
     return {m.name: m for m in (*paper, *rmsprop, *others)}

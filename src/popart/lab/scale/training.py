@@ -1,8 +1,9 @@
 """An agent that plays and learns in one compiled program."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,11 +51,10 @@ class State(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Of one step of all environments: what episodes ended, with which scores; and the last update."""
+    """Of one step of all environments: which episodes ended, and with which scores."""
 
     ended: jax.Array
     score: jax.Array
-    metrics: Any
 
 
 def start(training: Training, settings: Settings, game: Game, key: jax.Array) -> State:
@@ -79,25 +79,19 @@ def advance(
     action = learner.act(network, state.learner.params, replay.newest(memory, 1), epsilon, acting)
     memory = replay.record(memory, action)
 
-    def one(agent: Learner, key: jax.Array) -> tuple[Learner, Any]:
-        agent, metrics = learner.update(
-            settings, network, agent, replay.sample(memory, key, settings.batch, 1)
-        )
+    def one(agent: Learner, key: jax.Array) -> tuple[Learner, None]:
+        agent, _ = learner.update(settings, network, agent, replay.sample(memory, key, settings.batch, 1))
         copied = agent.updates % training.updates_per_copy == 0
-        return jax.tree.map(partial(jnp.where, copied), learner.copy_target(agent), agent), metrics
+        return jax.tree.map(partial(jnp.where, copied), learner.copy_target(agent), agent), None
 
     keys = jax.random.split(learning, training.environments // training.steps_per_update)
-    learned, metrics = jax.lax.scan(one, state.learner, keys)
+    learned, _ = jax.lax.scan(one, state.learner, keys)
     warm = steps > training.warm_up
     agent = jax.tree.map(partial(jnp.where, warm), learned, state.learner)
     world, new = game.step(state.world, action, moving)
     scores = jnp.where(new.start, 0.0, state.scores) + new.reward
-    progress = Progress(new.last, scores, jax.tree.map(lambda x: x[-1], metrics))
-    return State(agent, memory, world, new, scores, key), progress
+    return State(agent, memory, world, new, scores, key), Progress(new.last, scores)
 
 
 def _network(game: Game) -> MLP:
-    inputs = 1
-    for size in game.shape:
-        inputs *= size
-    return MLP(inputs, game.actions)
+    return MLP(math.prod(game.shape), game.actions)
