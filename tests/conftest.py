@@ -1,6 +1,7 @@
 import os
 
 import hypothesis
+import jax
 import pytest
 
 from tests.backends import BACKENDS, FLOAT32, Backend
@@ -8,6 +9,16 @@ from tests.backends import BACKENDS, FLOAT32, Backend
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What JAX compiles, it looks up in pytest's cache: workers share it, and so does the next run.
+
+    A program is found there if it is the same, as is what it is compiled by; `--cache-clear` forgets all.
+    """
+    if config.cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda b: b.name)

@@ -45,7 +45,11 @@ def jax_part(file: Path, first: int, last: int) -> tuple[dict[str, np.ndarray], 
     return dict(zip("VcWb", map(np.asarray, leaves), strict=True)), np.asarray(values)
 
 
-if __name__ == "__main__":
-    module, file, first, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+def run_part(module: str, file: Path, first: int, last: int) -> None:
+    """Go on from what the file has, and leave there what comes next."""
     parameters, values = (torch_part if module == "torch" else jax_part)(file, first, last)
     np.savez(f"{file}.npz", allow_pickle=False, values=values, **parameters)
+
+
+if __name__ == "__main__":
+    run_part(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -111,7 +111,8 @@ def test_normalized_sgd_is_pop_art_sgd_in_jax(rule: str) -> None:
                 / 2
             )
 
-        for x, y in zip(jnp.asarray(X), jnp.asarray(Y), strict=True):
+        @jax.jit
+        def step(state: Any, params: Any, plain: Any, scaled: Any, x: Any, y: Any) -> tuple[Any, ...]:
             state, top, normalized, _ = pj.step(art, state, params["head"], targets(y, rule))
             params = {**params, "head": top}
             gradients = jax.grad(pop_loss)(params, x, normalized.reshape(y.shape))
@@ -122,6 +123,10 @@ def test_normalized_sgd_is_pop_art_sgd_in_jax(rule: str) -> None:
             if rule == "one scale":
                 gradients = jax.grad(pop_loss)(scaled, x, y)
                 scaled = moved(scaled, gradients, affine)
+            return state, params, plain, scaled
+
+        for x, y in zip(jnp.asarray(X), jnp.asarray(Y), strict=True):
+            state, params, plain, scaled = step(state, params, plain, scaled, x, y)
         outputs = pj.values(art, state, params["head"], jax_body(params["body"], X[0]))
         for other in (plain, scaled) if rule == "one scale" else (plain,):
             for p, q in zip(jax.tree.leaves(params["body"]), jax.tree.leaves(other["body"]), strict=True):

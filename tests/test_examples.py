@@ -1,19 +1,29 @@
-"""The examples do what they say, run as a reader would run them."""
+"""The examples do what they say, run as a reader would run them, for no longer than that takes."""
 
 import csv
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(*command: str) -> str:
+    compiled = jax.config.jax_compilation_cache_dir  # pyright: ignore
+    environment = {**os.environ, **({"JAX_COMPILATION_CACHE_DIR": compiled} if compiled else {})}
     result = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=ROOT, timeout=600, check=False
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=600,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -27,21 +37,30 @@ def returns(*command: str) -> list[float]:
     return [float(x) for x in re.findall(r"mean return ([\d.]+) in \d+ greedy episodes", run(*command))]
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+CARTPOLE = {
+    "torch": ["examples/cartpole_torch.py", "--seed", "1", "--steps", "15000"],
+    "jax": ["examples/cartpole_jax.py", "--steps", "65000"],
+}
+
+
+@pytest.mark.parametrize(
+    "framework", ["torch", pytest.param("jax", marks=pytest.mark.xdist_group("cartpole_jax"))]
+)
 def test_cartpole_with_rewards_times_ten_thousand_is_solved_with_pop_art_alone(framework: str) -> None:
-    plain, pop_art = returns(f"examples/cartpole_{framework}.py")
+    plain, pop_art = returns(*CARTPOLE[framework])
     assert plain < 150
     assert pop_art >= 400
 
 
+@pytest.mark.xdist_group("cartpole_jax")  # it runs the programs that are compiled already
 def test_cartpole_with_rewards_as_they_are_is_solved_by_both_with_these_settings() -> None:
-    plain, pop_art = returns("examples/cartpole_jax.py", "--reward-scale", "1")
+    plain, pop_art = returns(*CARTPOLE["jax"], "--reward-scale", "1")
     assert plain >= 400
     assert pop_art >= 400
 
 
 def test_cartpole_with_rewards_as_they_are_is_solved_with_these_settings_in_pytorch() -> None:
-    (pop_art,) = returns("examples/cartpole_torch.py", "--reward-scale", "1", "--head", "popart")
+    (pop_art,) = returns(*CARTPOLE["torch"], "--reward-scale", "1", "--head", "popart")
     assert pop_art >= 400
 
 
@@ -52,7 +71,9 @@ def test_a_stream_that_grows_a_millionfold_is_learned_with_pop_art_alone() -> No
 
 
 def test_tasks_of_all_sizes_are_learned_with_statistics_per_task(tmp_path: Path) -> None:
-    _, linear, shared, per_task, _ = run("examples/multitask.py", str(tmp_path)).splitlines()
+    _, linear, shared, per_task, _ = run(
+        "examples/multitask.py", str(tmp_path), "--steps", "1000"
+    ).splitlines()
     assert max(numbers(linear)) > 0.5
     assert max(numbers(shared)) > 0.5
     assert max(numbers(per_task)) < 0.1

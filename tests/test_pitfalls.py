@@ -207,27 +207,27 @@ def test_pitfall_6_statistics_are_in_every_checkpoint_and_converted_parameters_a
 
 
 def test_pitfall_9_statistics_are_of_the_targets_and_not_of_the_rewards() -> None:
-    """Rewards of 1 with a discount of 0.99 have returns of 100."""
+    """Rewards of 1 with a discount of 0.9 have returns of 10."""
     head = popart.torch.PopArt(1, 1, popart.Moments(beta=0.05))
     optimizer = torch.optim.SGD(head.parameters(), 0.1)
     h = torch.ones(4, 1)
-    for _ in range(3000):
+    for _ in range(500):
         with torch.no_grad():
-            y = torch.rand(4) + 0.5 + 0.99 * head(h)[:, 0]
+            y = torch.rand(4) + 0.5 + 0.9 * head(h)[:, 0]
         t = head.update(y, optimizer=optimizer)
         optimizer.zero_grad()
         (head.normalized(h)[:, 0] - t).square().mean().backward()
         optimizer.step()
-    assert float(head.affine.shift) == pytest.approx(100, rel=0.05)
+    assert float(head.affine.shift) == pytest.approx(10, rel=0.1)
 
 
 def test_pitfall_15_bootstrapped_values_are_in_true_units() -> None:
     """TD learning of a chain of three states with a reward of a million at its end."""
-    head = popart.torch.PopArt(3, 1, popart.Moments(beta=0.01))
+    head = popart.torch.PopArt(3, 1, popart.Moments(beta=0.05))
     optimizer = torch.optim.SGD(head.parameters(), 0.2)
     states = torch.eye(3)
     rewards = torch.tensor([0.0, 0.0, 1e6])
-    for _ in range(3000):
+    for _ in range(400):
         with torch.no_grad():
             following = torch.cat((head(states)[1:, 0], torch.zeros(1)))
         t = head.update(rewards + 0.5 * following, optimizer=optimizer)

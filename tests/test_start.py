@@ -27,14 +27,14 @@ def test_the_literal_start_of_a_dense_scale_is_the_identity() -> None:
 
 @pytest.mark.parametrize("nu0", [1e4, 1e6])
 def test_a_high_start_makes_the_first_targets_small(nu0: float) -> None:
-    rule, eager = popart.Moments(beta=1e-3, nu0=nu0), popart.Moments(beta=1e-3)
+    rule, eager = popart.Moments(beta=1e-2, nu0=nu0), popart.Moments(beta=1e-2)
     y = np.random.default_rng(0).normal(size=32)
     assert rule.affine(rule.init()).scale == np.sqrt(nu0)
     cautious = rule.affine(rule.update(rule.init(), y)).normalize(y)
     assert np.abs(cautious).max() < 5 / np.sqrt(nu0)
     assert eager.affine(eager.update(eager.init(), y)).normalize(y).std() == pytest.approx(1)
     state = rule.init()
-    for _ in range(20_000):
+    for _ in range(2000):
         state = rule.update(state, y)
     assert rule.affine(state).scale == pytest.approx(y.std(), rel=0.05)
 

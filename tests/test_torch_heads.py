@@ -75,12 +75,12 @@ def test_no_output_changes(kind: str) -> None:
         assert float((head(H) - before).abs().max().detach()) <= slack * EPS * term
 
 
-def test_ten_thousand_updates_with_wild_targets_change_no_output_beyond_the_bound() -> None:
+def test_two_thousand_updates_with_wild_targets_change_no_output_beyond_the_bound() -> None:
     torch.manual_seed(0)
     head = PopArt.from_linear(nn.Linear(6, 3), popart.Moments(beta=1e-2))
     start = head(H).detach().double()
     rng = np.random.default_rng(0)
-    sizes = np.exp(rng.normal(0, 4, 10_000))
+    sizes = np.exp(rng.normal(0, 4, 2000))
     bound = 0.0
     for size in sizes:
         head.update(torch.asarray(size * rng.standard_cauchy(4), dtype=torch.float32))

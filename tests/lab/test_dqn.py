@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import popart
+import popart.jax
 from popart.lab.dqn import learner
 from popart.lab.dqn.learner import AgentName, Learner, Settings
-from popart.lab.dqn.networks import MLP, Nature
+from popart.lab.dqn.networks import MLP, Nature, Network
 from popart.lab.dqn.replay import Transitions
 
 AGENTS: tuple[AgentName, ...] = ("clipped", "unclipped", "popart")
@@ -28,6 +29,20 @@ def transitions(batch: int, seed: int = 0, scale: float = 1.0) -> Transitions:
         jnp.asarray(rng.normal(size=(batch, 3, 1)), jnp.float32),
         jnp.ones(batch),
     )
+
+
+def later_values(settings: Settings, agent: Learner, batch: Transitions, net: Network = NET) -> jax.Array:
+    """Of the target network, in the units of the rewards."""
+    return learner.values(settings, net, agent.target_params, agent.target_statistics, batch.later)
+
+
+def targets(settings: Settings, agent: Learner, batch: Transitions, net: Network = NET) -> jax.Array:
+    online = popart.jax.normalized(agent.params["head"], net.features(agent.params["body"], batch.later))
+    return learner.targets(settings, batch, online, later_values(settings, agent, batch, net))
+
+
+def update(settings: Settings, agent: Learner, batch: Transitions) -> tuple[Learner, Any]:
+    return learner.update(settings, NET, agent, batch, later_values(settings, agent, batch))
 
 
 class Table(NamedTuple):
@@ -67,7 +82,7 @@ def test_targets_are_those_of_a_table_by_hand(agent: AgentName) -> None:
     )
     rewards = [1.0, -1.0, 0.25] if agent == "clipped" else [7.0, -9.0, 0.25]
     expected = [rewards[0] + 0.5 * (scale * 20 + shift), rewards[1], rewards[2] + 0.5 * (scale * 30 + shift)]
-    np.testing.assert_allclose(learner.targets(settings, Table(), agent_state, batch), expected, rtol=1e-6)
+    np.testing.assert_allclose(targets(settings, agent_state, batch, Table()), expected, rtol=1e-6)
 
 
 def squared_loss(
@@ -84,20 +99,20 @@ def test_the_centred_rmsprop_has_its_epsilon_inside_the_root() -> None:
     w = np.asarray(agent.params["head"]["w"], float)
     for i in range(5):
         batch = transitions(32, i)
-        y = learner.targets(settings, NET, agent, batch)
+        y = targets(settings, agent, batch)
 
         gradient = np.asarray(
             jax.grad(squared_loss)(agent.params, settings, agent, batch, y)["head"]["w"], float
         )
         g, s = 0.95 * g + 0.05 * gradient, 0.95 * s + 0.05 * gradient**2
         w = w - 0.01 * gradient / np.sqrt(s - g**2 + 0.01 / 32**2)
-        agent, _ = learner.update(settings, NET, agent, batch)
+        agent, _ = update(settings, agent, batch)
         np.testing.assert_allclose(agent.params["head"]["w"], w, rtol=1e-4, atol=1e-6)
 
 
 def one_update(settings: Settings, batch: Transitions, start: Learner | None = None) -> tuple[Learner, Any]:
     start = learner.init(settings, NET, jax.random.key(1)) if start is None else start
-    return learner.update(settings, NET, start, batch)
+    return update(settings, start, batch)
 
 
 def test_agents_start_alike() -> None:
@@ -152,7 +167,7 @@ def test_popart_keeps_q_while_the_scale_moves() -> None:
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 def test_rewards_times_a_power_of_two_change_no_bit_of_popart(k: int, optimizer: Any) -> None:
     settings = Settings("popart", optimizer=optimizer, step_size=1e-2, beta=1e-2)
-    step = jax.jit(lambda agent, batch: learner.update(settings, NET, agent, batch))
+    step = jax.jit(lambda agent, batch: update(settings, agent, batch))
     agents = [learner.init(settings, NET, jax.random.key(1))] * 2
     for i in range(30):
         for j, scale in enumerate((1.0, 2.0**k)):
@@ -182,7 +197,7 @@ def test_norms_are_those_of_the_gradient() -> None:
     settings = Settings("unclipped", step_size=1.0, optimizer="adam")
     batch = transitions(32)
     start = learner.init(settings, NET, jax.random.key(1))
-    y = learner.targets(settings, NET, start, batch)
+    y = targets(settings, start, batch)
 
     gradient = jax.grad(squared_loss)(start.params, settings, start, batch, y)
     _, metrics = one_update(settings, batch, start)
@@ -201,6 +216,23 @@ def test_the_target_network_changes_only_when_copied() -> None:
     agent = learner.copy_target(agent)
     jax.tree.map(np.testing.assert_array_equal, agent.target_params, agent.params)
     jax.tree.map(np.testing.assert_array_equal, agent.target_statistics, agent.statistics)
+
+
+def test_updates_of_many_batches_are_updates_one_after_the_other() -> None:
+    settings = Settings("popart")
+    batches = [transitions(32, i) for i in range(5)]
+    one = start = learner.init(settings, NET, jax.random.key(1))
+    norms = []
+    for batch in batches:
+        one, metrics = update(settings, one, batch)
+        norms.append(float(metrics.gradient_norm))
+    all_at_once, metrics = learner.learn(
+        settings, NET, start, jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    )
+    np.testing.assert_allclose(metrics.gradient_norm, norms, rtol=1e-5)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), one.params, all_at_once.params
+    )
 
 
 def test_epsilon_is_the_part_of_random_actions() -> None:

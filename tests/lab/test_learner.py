@@ -81,11 +81,11 @@ def test_a_run_follows_the_reference(name: str) -> None:
     method = METHODS[name]
     alpha = 1e-3 if method.optimizer == "rmsprop" else 10**-3.5
     beta = 0.1
-    n = np.stack([stream(r) for r in range(3)], -1)
-    _, layers = stack(0, range(3), SAMPLES)
-    many = np.full(3, alpha, np.float32), np.full(3, beta, np.float32)
+    n = np.stack([stream(r) for r in range(2)], -1)
+    _, layers = stack(0, range(2), SAMPLES)
+    many = np.full(2, alpha, np.float32), np.full(2, beta, np.float32)
     found = np.asarray(errors(method, layers, *many, n))
-    for r in range(3):
+    for r in range(2):
         expected = reference(method, r, alpha, beta)
         np.testing.assert_allclose(found[:, r], expected, rtol=5e-3, atol=0.5)
 

@@ -78,14 +78,19 @@ class World:
 
 
 def play(environments: int, slots: int, steps: int, seed: int, restarts: bool = True) -> tuple[World, Replay]:
+    """Environments write in two groups, one after the other."""
     world = World(environments, seed)
     memory = replay.init(environments, slots, (), jnp.int32)
+    groups = [g for g in (slice(0, environments // 2), slice(environments // 2, None)) if g.stop != 0]
     for t in range(steps):
         restart = restarts and t > 0 and world.rng.random() < 0.05
         if restart:
             memory = replay.interrupt(memory)
-        memory = replay.insert(memory, jax.tree.map(jnp.asarray, world.step(restart)))
-        memory = replay.record(memory, jnp.asarray(world.act()))
+        seen, action = world.step(restart), world.act()
+        for group in groups:
+            mine = jax.tree.map(lambda x, group=group: jnp.asarray(x[group]), seen)
+            memory = replay.insert(memory, mine, group.start)
+            memory = replay.record(memory, jnp.asarray(action[group]), group.start)
     return world, memory
 
 

@@ -79,8 +79,7 @@ def test_a_time_limit_cuts_and_does_not_end() -> None:
 
 
 @pytest.mark.parametrize("game", ["Catch-bsuite", "CartPole-v1"])
-@pytest.mark.parametrize("k", [-40, 40])
-def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: str, k: int) -> None:
+def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: str) -> None:
     training = Training(steps=2400, warm_up=200, exploration=1200)
     settings = Settings("popart", step_size=1e-3, beta=1e-3)
 
@@ -93,15 +92,16 @@ def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: st
 
         return jax.lax.scan(step, state, None, training.steps // training.environments)[0]
 
-    one, other = run(jnp.float32(1)), run(jnp.float32(2.0**k))
+    one = run(jnp.float32(1))
     assert one.learner.updates > 300
-    np.testing.assert_array_equal(one.replay.action, other.replay.action)
-    np.testing.assert_array_equal(one.replay.observation, other.replay.observation)
-    for a, b in zip(jax.tree.leaves(one.learner.params), jax.tree.leaves(other.learner.params), strict=True):
-        np.testing.assert_array_equal(a, b)
     first = settings.art.affine(one.learner.statistics)
-    second = settings.art.affine(other.learner.statistics)
-    np.testing.assert_array_equal(2.0**k * first.scale, second.scale)
+    for k in (-40, 40):
+        other = run(jnp.float32(2.0**k))
+        np.testing.assert_array_equal(one.replay.action, other.replay.action)
+        np.testing.assert_array_equal(one.replay.observation, other.replay.observation)
+        jax.tree.map(np.testing.assert_array_equal, one.learner.params, other.learner.params)
+        second = settings.art.affine(other.learner.statistics)
+        np.testing.assert_array_equal(2.0**k * first.scale, second.scale)
 
 
 def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:

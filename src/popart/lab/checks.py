@@ -5,6 +5,10 @@ import math
 from collections.abc import Collection, Iterable
 
 
+class LabError(Exception):
+    """Something that the user can mend; the message says how."""
+
+
 def check_names(setting: str, names: Collection[str], allowed: Iterable[str]) -> None:
     """Each name must be one of these, and none twice."""
     allowed = list(allowed)
@@ -39,6 +43,16 @@ def check_whole(setting: str, value: int, least: int, multiple: int = 1) -> None
     if value < least or value % multiple:
         what = f"a multiple of {multiple}, {least} or more" if multiple > 1 else f"{least} or more"
         raise ValueError(f"{setting} is {value!r}; it must be {what}")
+
+
+def check_between(setting: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{setting} is {value!r}; it must be between {least:g} and {most:g}")
+
+
+def check_positive(setting: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{setting} is {value!r}; it must be more than 0, and finite")
 
 
 def _check_once(setting: str, values: Collection[object]) -> None:

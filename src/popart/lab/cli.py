@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
         import tyro
     except ImportError:
         _exit('the laboratory is not installed; add it with: pip install "popart-learn[lab]"', 2)
-    from popart.lab.atari import Paper
+    from popart.lab.atari import Evaluate, Paper
     from popart.lab.checks import nearest
     from popart.lab.histograms import Histograms
     from popart.lab.regression import Regression
@@ -24,9 +24,11 @@ def main(arguments: list[str] | None = None) -> None:
     from popart.lab.reproduce import Reproduce
     from popart.lab.runs import LabError
     from popart.lab.scale import Scale
+    from popart.lab.train import Train
 
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    commands = {c.__name__.lower(): c for c in (Reproduce, Regression, Histograms, Scale, Paper, Report)}
+    experiments = (Reproduce, Regression, Histograms, Scale, Train, Evaluate, Paper, Report)
+    commands = {c.__name__.lower(): c for c in experiments}
     if not arguments[0].startswith("-") and arguments[0] not in commands:
         hint = nearest(arguments[0], commands)
         _exit(f"there is no command {arguments[0]!r}{hint} There are {', '.join(commands)}", 2)

@@ -3,7 +3,12 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import TypeVar
+
+import psutil
+
+from popart.lab.checks import LabError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,3 +31,37 @@ def as_done(f: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tupl
             yield futures[future], future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def use_device(device: str) -> None:
+    """Compute on a CPU or a GPU; with "auto", on a GPU if there is one."""
+    import jax
+
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    elif device == "gpu":
+        try:
+            jax.devices("gpu")
+        except RuntimeError:
+            kinds = ", ".join(sorted({d.platform for d in jax.devices()}))
+            raise LabError(
+                f"device is 'gpu', but JAX finds none (it has: {kinds}); give --device cpu, or install "
+                'JAX for it: pip install "popart-learn[cuda]"'
+            ) from None
+
+
+def free_memory() -> int:
+    """Bytes that arrays may still take where JAX puts them."""
+    import jax
+
+    device = jax.devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    available = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
+    try:  # a container may have less than its machine
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+    except (OSError, ValueError):
+        return available
+    return min(available, most - used)

@@ -69,7 +69,7 @@ class _Lines:
             return
         self.spoke = now
         rate = (self.done - self.before) / max(now - self.began, 1e-9)
-        left = (self.total - self.done) / rate if rate else float("inf")
+        left = max(0.0, self.total - self.done) / rate if rate else float("inf")
         print(
             f"{self.title}{f': {doing}' if doing else ''}: {self.done / self.total:.0%}, "
             f"{quantity(rate)} {self.unit}/s, {left:.0f} s left",

@@ -21,21 +21,18 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import filelock
 
+from popart.lab.checks import LabError
 from popart.lab.machine import cores
 
 MANIFEST = "manifest.json"
-PACKAGES = ("popart-learn", "numpy", "jax", "matplotlib")
-
-
-class LabError(Exception):
-    """Something that the user can mend; the message says how."""
+PACKAGES = ("popart-learn", "numpy", "jax", "matplotlib", "ale-py")
 
 
 class Settings(Protocol):
@@ -70,9 +67,13 @@ class Finding:
 class Run:
     """The folder of one experiment, held by one process while it is open."""
 
-    def __init__(self, experiment: str, title: str, settings: Settings) -> None:
+    def __init__(
+        self, experiment: str, title: str, settings: Settings, free: Collection[str] = (), command: str = ""
+    ) -> None:
+        """`free` are names of settings that may be others when a run is gone on with."""
         self.folder = settings.out
-        self.command = command_line(experiment, settings)
+        self.command = command or command_line(experiment, settings)
+        self._free = free
         self._asked = {"experiment": experiment, "title": title, "settings": plain_settings(settings)}
         self._lock = filelock.FileLock(self.folder / ".lock")
         self._manifest: dict[str, Any] = {}
@@ -140,11 +141,29 @@ class Run:
         )
         if here != there:
             raise LabError(f"{self.folder} is a run of {here!r}, not of {there!r}; give another --out")
+        mine, asked = ({k: v for k, v in x.items() if k not in self._free} for x in (mine, asked))
         if mine != asked:
             raise LabError(
                 f"{self.folder} is a run with other settings ({_difference(mine, asked)}); "
                 f"give another --out, or what it was started with: {self._manifest['command']}"
             )
+
+    @property
+    def continued(self) -> int:
+        """How often the run was gone on with."""
+        return len(self._manifest["continued"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that it was last begun with."""
+        return self._manifest["settings"]
+
+    def reopen(self) -> None:
+        """Go on with a run that was finished, with other free settings."""
+        now = {"at": _now(), "versions": _versions()}
+        self._manifest.update(self._asked, command=self.command, finished=None)
+        self._manifest["continued"].append(now)
+        self._write_manifest()
 
     def write(self, name: str, content: bytes) -> None:
         write_atomically(self.folder / name, content)

@@ -1,14 +1,13 @@
 """`popart paper`: Fig. 2 and the headline figures, from the raw scores of the appendix."""
 
-import csv
 import statistics
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from popart.lab.atari import Paper
+from popart.lab.atari.games import Score, scores
 from popart.lab.figures import ART, INK, POPART, styled, subplots
 from popart.lab.runs import Run
 
@@ -17,38 +16,6 @@ PINBALL = "video_pinball"
 CAPTION = """Normalised score of Double DQN with Pop-Art on true rewards, minus that of Double DQN on
 clipped rewards: 100 % is the distance between random play and a human tester. Linear between -10 % and 10
 %, logarithmic beyond."""
-
-
-class Score(NamedTuple):
-    """Raw scores of one game, 30 minutes of play."""
-
-    game: str
-    title: str
-    random: float
-    human: float
-    double_dqn: float
-    popart: float
-
-    def normalized(self, score: float) -> float:
-        """0 for random play, 1 for a human tester."""
-        return (score - self.random) / abs(self.human - self.random)
-
-    @property
-    def difference(self) -> float:
-        return self.normalized(self.popart) - self.normalized(self.double_dqn)
-
-
-def scores() -> list[Score]:
-    """The 57 games of the paper's table."""
-    with resources.files("popart.lab.atari").joinpath("scores.csv").open(encoding="utf-8") as file:
-        return [
-            Score(
-                row["game"],
-                row["title"],
-                *(float(row[k]) for k in ("random", "human", "double_dqn", "popart")),
-            )
-            for row in csv.DictReader(file)
-        ]
 
 
 class Headline(NamedTuple):

@@ -106,21 +106,37 @@ def values(
     return popart.jax.values(settings.art, statistics, params["head"], h)
 
 
-def targets(settings: Settings, network: Network, learner: Learner, batch: Transitions) -> jax.Array:
-    """Y of Double DQN, in the units of the rewards."""
-    features = network.features(learner.params["body"], batch.later)
-    best = popart.jax.normalized(learner.params["head"], features).argmax(-1)
-    q = values(settings, network, learner.target_params, learner.target_statistics, batch.later)
-    later = jnp.take_along_axis(q, best[:, None], 1)[:, 0]
+def targets(settings: Settings, batch: Transitions, online: jax.Array, target: jax.Array) -> jax.Array:
+    """Y of Double DQN, in the units of the rewards.
+
+    Of `batch.later`, `online` has the online network's values, in any units, and `target` those of the target
+    network in the units of the rewards.
+    """
+    later = jnp.take_along_axis(target, online.argmax(-1)[:, None], 1)[:, 0]
     reward = jnp.clip(batch.reward, -1, 1) if settings.clips else batch.reward
     return reward + jnp.where(batch.terminal, 0.0, settings.discount * later)
 
 
-def update(
-    settings: Settings, network: Network, learner: Learner, batch: Transitions
+def learn(
+    settings: Settings, network: Network, learner: Learner, batches: Transitions
 ) -> tuple[Learner, Metrics]:
-    """One step: targets, statistics and head, then the gradient."""
-    y = targets(settings, network, learner, batch)
+    """One update for each batch of (updates, batch, ...), with the same target network.
+
+    That network's values do not depend on the updates, and are computed for all of them at once.
+    """
+    later = batches.later.reshape(-1, *batches.later.shape[2:])
+    target = values(settings, network, learner.target_params, learner.target_statistics, later)
+    target = target.reshape(*batches.reward.shape, -1)
+    return jax.lax.scan(lambda agent, x: update(settings, network, agent, *x), learner, (batches, target))
+
+
+def update(
+    settings: Settings, network: Network, learner: Learner, batch: Transitions, target: jax.Array
+) -> tuple[Learner, Metrics]:
+    """One step: targets, statistics and head, then the gradient. `target` is as in `targets`."""
+    body = learner.params["body"]
+    online = popart.jax.normalized(learner.params["head"], network.features(body, batch.later))
+    y = targets(settings, batch, online, target)
     step = popart.jax.step(settings.art, learner.statistics, learner.params["head"], y, weights=batch.weight)
     params = {**learner.params, "head": step.head}
 
@@ -133,8 +149,10 @@ def update(
     value, gradient = jax.value_and_grad(loss)(params)
     changes, moments = _optimizer(settings).update(gradient, learner.moments, params, change=step.change)
     affine = settings.art.affine(step.state)
-    body, head = _norm(gradient["body"]), _norm(gradient["head"])
-    metrics = Metrics(value, jnp.hypot(body, head), body, head, affine.scale, affine.shift)
+    body_norm, head_norm = _norm(gradient["body"]), _norm(gradient["head"])
+    metrics = Metrics(
+        value, jnp.hypot(body_norm, head_norm), body_norm, head_norm, affine.scale, affine.shift
+    )
     learner = learner._replace(
         params=optax.apply_updates(params, changes),
         statistics=step.state,

@@ -1,7 +1,8 @@
 """What was seen, in a ring of single frames on the device; stacks are made when they are needed.
 
-All environments write one slot at a time, together. A slot has what was seen, what was done then, and, as
-soon as the next slot is written, what came of it. A frame is stored once, however many stacks it is in.
+Environments that are next to each other write one slot at a time, together: all of them, or a group. A slot
+has what was seen, what was done then, and, as soon as the next slot is written, what came of it. A frame is
+stored once, however many stacks it is in.
 
 After the last observation of an episode there is no action: its slot is there for the sake of the
 transition before it, which bootstraps from it if the episode was only cut, and is never sampled itself.
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 
 Array = Any
 """JAX's or NumPy's."""
+
+Index = int | jax.Array
 
 
 class Seen(NamedTuple):
@@ -33,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """Arrays of (environments, slots, ...), and how many slots were ever written."""
+    """Arrays of (environments, slots, ...), and how many slots each environment ever wrote."""
 
     observation: jax.Array
     action: jax.Array
@@ -65,40 +68,45 @@ def init(environments: int, slots: int, shape: tuple[int, ...], dtype: Any) -> R
 
     observation, action = zeros(*shape, dtype=dtype), zeros(dtype=jnp.int32)
     terminal, start, last = (zeros(dtype=bool) for _ in range(3))  # apart, so that all can be donated
-    reward, written = zeros(dtype=jnp.float32), jnp.zeros((), jnp.int32)
+    reward, written = zeros(dtype=jnp.float32), jnp.zeros(environments, jnp.int32)
     return Replay(observation, action, reward, terminal, start, last, written)
 
 
-def insert(replay: Replay, seen: Seen) -> Replay:
-    """Write a slot, and into the one before what came of its action."""
-    now, before = replay.written % replay.slots, (replay.written - 1) % replay.slots
+def insert(replay: Replay, seen: Seen, first: Index = 0) -> Replay:
+    """Write a slot, and into the one before what came of its action, for environments from `first` on."""
+    now = replay.written[first]
     return replay._replace(
-        observation=replay.observation.at[:, now].set(seen.observation),
-        start=replay.start.at[:, now].set(seen.start),
-        last=replay.last.at[:, now].set(seen.last),
-        reward=replay.reward.at[:, before].set(seen.reward),
-        terminal=replay.terminal.at[:, before].set(seen.terminal),
-        written=replay.written + 1,
+        observation=_put(replay.observation, seen.observation, first, now),
+        start=_put(replay.start, seen.start, first, now),
+        last=_put(replay.last, seen.last, first, now),
+        reward=_put(replay.reward, seen.reward, first, now - 1),
+        terminal=_put(replay.terminal, seen.terminal, first, now - 1),
+        written=jax.lax.dynamic_update_slice(
+            replay.written, jnp.full(len(seen.start), now + 1, jnp.int32), (first,)
+        ),
     )
 
 
-def record(replay: Replay, action: jax.Array) -> Replay:
-    """Write what is done upon the newest observation."""
-    now = (replay.written - 1) % replay.slots
-    return replay._replace(action=replay.action.at[:, now].set(action))
+def record(replay: Replay, action: jax.Array, first: Index = 0) -> Replay:
+    """Write what is done upon the newest observations of environments from `first` on."""
+    return replay._replace(action=_put(replay.action, action, first, replay.written[first] - 1))
 
 
 def interrupt(replay: Replay) -> Replay:
     """Forget what was done last: the environments start anew, and nothing will come of it."""
-    now = (replay.written - 1) % replay.slots
-    return replay._replace(last=replay.last.at[:, now].set(True))
+    at = jnp.arange(len(replay.action)), (replay.written - 1) % replay.slots
+    return replay._replace(last=replay.last.at[at].set(True))
 
 
-def newest(replay: Replay, stacked: int) -> jax.Array:
-    """The stack of what each environment shows now, (environments, *shape, stacked)."""
-    environments = jnp.arange(len(replay.action))
-    slots = jnp.broadcast_to(replay.written - 1, environments.shape)
-    return _stack(replay, environments, slots, stacked)
+def _put(ring: jax.Array, values: jax.Array, first: Index, slot: jax.Array) -> jax.Array:
+    at = first, slot % ring.shape[1], *(0 for _ in ring.shape[2:])
+    return jax.lax.dynamic_update_slice(ring, values[:, None].astype(ring.dtype), at)
+
+
+def newest(replay: Replay, stacked: int, first: Index = 0, environments: int | None = None) -> jax.Array:
+    """The stack of what environments from `first` on show now, (environments, *shape, stacked)."""
+    environment = first + jnp.arange(environments or len(replay.action))
+    return _stack(replay, environment, replay.written[environment] - 1, stacked)
 
 
 def sample(replay: Replay, key: jax.Array, batch: int, stacked: int) -> Transitions:
@@ -111,12 +119,13 @@ def sample(replay: Replay, key: jax.Array, batch: int, stacked: int) -> Transiti
     chosen = jnp.argmax(fine, 0)[None]
     environment, slot, fine = (jnp.take_along_axis(x, chosen, 0)[0] for x in (environment, slot, fine))
     at = environment, slot % replay.slots
+    frames = _stack(replay, environment, slot + 1, stacked + 1)  # both are of the same episode
     return Transitions(
-        _stack(replay, environment, slot, stacked),
+        frames[..., :-1],
         replay.action[at],
         replay.reward[at],
         replay.terminal[at],
-        _stack(replay, environment, slot + 1, stacked),
+        frames[..., 1:],
         fine.astype(jnp.float32),
     )
 
@@ -127,7 +136,7 @@ def _draw(
     """Environments, and slots counted from the first ever written."""
     who, when = jax.random.split(key)
     environment = jax.random.randint(who, shape, 0, len(replay.action))
-    newest = replay.written - 1
+    newest = replay.written[environment] - 1
     oldest = jnp.maximum(newest - replay.slots, -1) + stacked
     return environment, jax.random.randint(when, shape, oldest, newest)
 

@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from popart.lab.dqn import learner, replay
+from popart.lab.dqn.agent import Schedule, learn, observe
 from popart.lab.dqn.learner import Learner, Settings
 from popart.lab.dqn.networks import MLP
 from popart.lab.dqn.replay import Replay, Seen
 from popart.lab.scale.games import Game, World
+
+SCHEDULE = Schedule(warm_up=1000, exploration=10_000, epsilon=0.05, copy_every=400)
 
 
 @dataclass(frozen=True)
@@ -25,18 +28,7 @@ class Training:
     environments: int = 8
     """That play at the same time."""
 
-    warm_up: int = 1000
-    """Steps before the first update."""
-
-    steps_per_update: int = 4
-
-    updates_per_copy: int = 100
-    """Updates from one copy of the network to the target network to the next."""
-
-    exploration: int = 10_000
-    """Steps in which epsilon falls from 1 to its end."""
-
-    epsilon: float = 0.05
+    schedule: Schedule = SCHEDULE
 
 
 class State(NamedTuple):
@@ -62,7 +54,7 @@ def start(training: Training, settings: Settings, game: Game, key: jax.Array) ->
     world, seen = game.reset(world, training.environments)
     slots = training.steps // training.environments + 1
     memory = replay.init(training.environments, slots, game.shape, seen.observation.dtype)
-    agent = learner.init(settings, _network(game), weights)
+    agent = learner.init(settings, network_for(game), weights)
     return State(agent, memory, world, seen, jnp.zeros(training.environments), key)
 
 
@@ -70,28 +62,21 @@ def advance(
     training: Training, settings: Settings, game: Game, scale: jax.Array, state: State
 ) -> tuple[State, Progress]:
     """Every environment takes a step, and the agent its updates. Rewards are multiplied by `scale`."""
-    network = _network(game)
+    network, schedule = network_for(game), training.schedule
     key, acting, moving, learning = jax.random.split(state.key, 4)
     seen = state.seen._replace(reward=scale * state.seen.reward)
-    memory = replay.insert(state.replay, seen)
-    steps = memory.written * training.environments
-    epsilon = jnp.maximum(training.epsilon, 1 - (1 - training.epsilon) * steps / training.exploration)
-    action = learner.act(network, state.learner.params, replay.newest(memory, 1), epsilon, acting)
-    memory = replay.record(memory, action)
-
-    def one(agent: Learner, key: jax.Array) -> tuple[Learner, None]:
-        agent, _ = learner.update(settings, network, agent, replay.sample(memory, key, settings.batch, 1))
-        copied = agent.updates % training.updates_per_copy == 0
-        return jax.tree.map(partial(jnp.where, copied), learner.copy_target(agent), agent), None
-
-    keys = jax.random.split(learning, training.environments // training.steps_per_update)
-    learned, _ = jax.lax.scan(one, state.learner, keys)
-    warm = steps > training.warm_up
-    agent = jax.tree.map(partial(jnp.where, warm), learned, state.learner)
+    steps = state.replay.written.sum()
+    epsilon = schedule.epsilon_at(steps)
+    memory, action = observe(network, state.learner.params, state.replay, seen, epsilon, acting, 1)
+    updates = schedule.updates(0, training.environments)
+    learned, _ = learn(
+        settings, network, state.learner, memory, learning, updates, 1, schedule.updates_per_copy
+    )
+    agent = jax.tree.map(partial(jnp.where, steps > schedule.warm_up), learned, state.learner)
     world, new = game.step(state.world, action, moving)
     scores = jnp.where(new.start, 0.0, state.scores) + new.reward
     return State(agent, memory, world, new, scores, key), Progress(new.last, scores)
 
 
-def _network(game: Game) -> MLP:
+def network_for(game: Game) -> MLP:
     return MLP(math.prod(game.shape), game.actions)

@@ -1,0 +1,120 @@
+"""Frames per second of Double DQN with Pop-Art on Atari: emulators alone, learner alone, and both.
+
+- emulators: all environments with random actions, with the same threads, and no network.
+- learner: the updates alone, from the same replay, as frames per second (16 frames per update).
+- end to end: training as `popart train` does it, logging and checkpoints included, from the first update on.
+
+All in one process, one after the other. On a GPU, where emulators and learner have hardware of their own, the
+limit is the slower of the two; on a CPU they share it, and the limit is what both allow one after the other.
+
+    python -m benchmarks.atari --game breakout --frames 20_000_000 --path results/atari_gpu.csv
+
+The run's folder stays, as one of `popart train`.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.tables import publish
+from popart.lab.machine import cores
+from popart.lab.runs import Run
+from popart.lab.train import Train
+from popart.lab.train.curves import show
+from popart.lab.train.training import Training
+
+FRAMES_PER_UPDATE = 16
+
+
+def emulators(training: Training, seconds: float) -> float:
+    """Frames per second of the environments alone. They begin anew afterwards."""
+    rng, groups = np.random.default_rng(0), training.groups
+    actions = training.network.actions
+
+    def play(group: Any) -> None:
+        group.receive()
+        group.send(rng.integers(0, actions, group.number, dtype=np.int32))
+
+    for group in groups * 5:
+        play(group)
+    frames, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        for group in groups:
+            play(group)
+            frames += group.number * group.frames
+    rate = frames / (time.perf_counter() - start)
+    for i, group in enumerate(groups):
+        group.receive()
+        group.start(i * group.number)
+    return rate
+
+
+def learner(training: Training, seconds: float) -> float:
+    """Frames per second that the updates alone allow."""
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        for _ in range(3):
+            training.agent, training.learning, _ = training._learn(
+                training.agent, training.learning, training.memory
+            )
+        jax.block_until_ready(training.agent)
+        calls += 3
+    return calls * training.per_call * FRAMES_PER_UPDATE / (time.perf_counter() - start)
+
+
+def end_to_end(folder: Path) -> tuple[float, float]:
+    """Frames per second from the row of the first updates to the last, and seconds in between."""
+    with (folder / "metrics.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if int(r["updates"])]
+    frames, seconds = (float(rows[-1][k]) - float(rows[0][k]) for k in ("frames", "seconds"))
+    return frames / seconds, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--game", default="breakout")
+    parser.add_argument("--agent", default="popart")
+    parser.add_argument("--frames", type=int, default=20_000)
+    parser.add_argument("--num-envs", type=int, default=16)
+    parser.add_argument("--replay", type=int, default=100_000)
+    parser.add_argument("--warm-up", type=int, default=1000)
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--log-every", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=20, help="for what is measured alone")
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--path", type=Path, default=Path("results/atari_cpu.csv"))
+    options = vars(parser.parse_args())
+    seconds, path = options.pop("seconds"), options.pop("path")
+    settings = Train(**options, evaluate_every=0).filled()
+    with Run("train", f"{settings.game}: {settings.agent}", settings, Train.FREE) as run:  # pyright: ignore[reportArgumentType]
+        with Training(run, settings) as training:
+            alone = emulators(training, seconds)
+            training.clock = time.monotonic()
+            training.run()
+            learning = learner(training, seconds)
+        show(run, settings)
+        run.finish()
+    both, took = end_to_end(run.folder)
+    on_cpu = jax.devices()[0].platform == "cpu"
+    limit = 1 / (1 / alone + 1 / learning) if on_cpu else min(alone, learning)
+    rates = (("emulators", alone), ("learner", learning), ("limit of both", limit), ("end to end", both))
+    rows = [
+        [settings.game, settings.dtype, n, f"{r:.0f}", f"{r / FRAMES_PER_UPDATE:.0f}", f"{both / r:.3f}"]
+        for n, r in rates
+    ]
+    header = ["game", "dtype", "what", "frames/s", "updates/s", "end to end / this"]
+    device = f"{'CPU' if on_cpu else jax.devices()[0].device_kind}, {cores()} cores"
+    publish(path, header, rows, "atari", device, num_envs=settings.num_envs, threads=settings.threads,
+            replay=settings.replay, seconds=round(took, 1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""`popart evaluate`: the paper's protocol."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from popart.lab.atari import Evaluate
+from popart.lab.atari.environment import EPISODE
+from popart.lab.atari.games import Score, scores
+from popart.lab.figures import ART, INK, POPART, styled, subplots
+from popart.lab.machine import use_device
+from popart.lab.progress import progress
+from popart.lab.runs import Run
+from popart.lab.train.loading import load
+from popart.lab.train.playing import Player, first_episodes, make
+
+FIGURE = """Dots: single episodes, spread at random from left to right; the thick line is their mean. Dashed:
+what the paper gives for random play, a human tester, Double DQN and Double DQN with Pop-Art, the latter two
+after 200 million frames."""
+
+
+def run(settings: Evaluate) -> Path:
+    use_device(settings.device)
+    trained = load(settings.run_folder, settings.which)
+    game = trained.settings.game
+    title = f"{game}: {trained.settings.agent}, evaluated after {trained.frames:,} frames"
+    out = settings.run_folder / f"evaluation-{trained.which}-{trained.frames}"
+    with Run("evaluate", title, settings.at(out), ("threads", "device")) as run:
+        if not run.finished:
+            options = {"episode": EPISODE} if trained.settings.is_atari else {}
+            games = make(trained.settings, settings.episodes, settings.threads, training=False, **options)
+            network = games.network(trained.settings.dtype)
+            player = Player(network, games, trained.policy(network), settings.epsilon, settings.seed)
+            with progress("evaluate", settings.episodes, "episodes") as advance:
+                found = first_episodes(player, advance)
+            games.close()
+            rows = [{"episode": i, "score": score} for i, score in enumerate(found)]
+            paper = next((s for s in scores() if s.game == game), None)
+            summary = _summary(trained.settings.agent, trained.frames, found, paper)
+            run.show_table("summary", "Score", "Of this agent, beside the paper's.", summary)
+            run.show_figure("scores", "Episodes", FIGURE, _figure(found, paper))
+            run.show_table("episodes", "Episodes", "The score of each.", rows)
+            run.finish()
+        for row in run.read_table("summary"):
+            normalized = f" ({row['normalized']} % of human)" if row["normalized"] else ""
+            print(f"{row['who']}: {row['score']}{normalized}")
+    return run.folder
+
+
+def _summary(agent: str, frames: int, found: list[float], paper: Score | None) -> list[dict[str, Any]]:
+    error = np.std(found) / np.sqrt(len(found))
+    mine = [(f"{agent}, {frames:,} frames, {len(found)} episodes", float(np.mean(found)), float(error))]
+    if paper is None:
+        return [_row(who, score, error, None) for who, score, error in mine]
+    theirs = [
+        ("random (paper)", paper.random, None),
+        ("human (paper)", paper.human, None),
+        ("Double DQN (paper)", paper.double_dqn, None),
+        ("Double DQN with Pop-Art (paper)", paper.popart, None),
+    ]
+    return [_row(who, score, error, paper.normalized(score)) for who, score, error in (*mine, *theirs)]
+
+
+def _row(who: str, score: float, error: float | None, normalized: float | None) -> dict[str, Any]:
+    return {
+        "who": who,
+        "score": f"{score:.1f}",
+        "standard_error": None if error is None else f"{error:.1f}",
+        "normalized": None if normalized is None else f"{100 * normalized:.1f}",
+    }
+
+
+@styled
+def _figure(found: list[float], paper: Score | None) -> Figure:
+    figure, axes = subplots(height=2.4)
+    spread = np.random.default_rng(0).uniform(-0.3, 0.3, len(found))
+    axes.plot(spread, found, ".", color=POPART, alpha=0.5, markersize=5)
+    axes.hlines(np.mean(found), -0.4, 0.4, color=POPART, linewidth=2.5)
+    if paper:
+        lines = (
+            ("random", paper.random, INK),
+            ("human", paper.human, INK),
+            ("Double DQN", paper.double_dqn, ART),
+            ("with Pop-Art", paper.popart, POPART),
+        )
+        for at, (name, score, colour) in enumerate(lines):
+            axes.axhline(score, color=colour, linestyle="--", linewidth=0.8)
+            axes.annotate(name, (0.55 + 0.25 * at, score), color=colour, fontsize=8, va="bottom")
+    axes.set(xlim=(-0.5, 1.6), ylabel="score", xticks=[])
+    return figure

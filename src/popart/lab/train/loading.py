@@ -1,0 +1,56 @@
+"""Agents of runs, finished or not."""
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from popart.lab.checks import LabError
+from popart.lab.dqn import learner
+from popart.lab.dqn.networks import Network
+from popart.lab.runs import read_manifest
+from popart.lab.train import Train
+from popart.lab.train.checkpoints import Checkpoints
+from popart.lab.train.playing import Policy
+
+Which = Literal["best", "last"]
+
+
+class Trained(NamedTuple):
+    """An agent, what it was trained with, and for how many frames."""
+
+    settings: Train
+    folder: Path
+    which: Which
+    frames: int
+
+    def policy(self, network: Network) -> Policy:
+        start = learner.init(self.settings.learning, network, jax.random.key(0))
+        checkpoints = Checkpoints(self.folder)
+        try:
+            return checkpoints.arrays("policy", Policy(start.params, start.statistics))
+        finally:
+            checkpoints.close()
+
+
+def load(folder: Path, which: Which) -> Trained:
+    """The best agent of a run, or the last one; if there was no evaluation, that is the best."""
+    manifest: dict[str, Any] = read_manifest(folder)
+    if manifest["experiment"] != "train":
+        raise LabError(f"{folder} is a run of {manifest['experiment']!r}, not of 'train'")
+    names = Train.__dataclass_fields__
+    unknown = [name for name in manifest["settings"] if name not in names]
+    if unknown:
+        raise LabError(f"{folder} was written by another version: this one has no setting {unknown[0]!r}")
+    settings = Train(**manifest["settings"], out=folder)
+    for name in dict.fromkeys((which, "last")):
+        path = folder / "checkpoints" / name
+        if not path.is_dir():
+            continue
+        checkpoints = Checkpoints(path)
+        try:
+            if checkpoints.newest is not None:
+                return Trained(settings, path, name, checkpoints.notes()["frames"])
+        finally:
+            checkpoints.close()
+    raise LabError(f"{folder} has no checkpoint yet; train for longer, or stop it with Ctrl-C, which saves")

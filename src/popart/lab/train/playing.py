@@ -1,0 +1,121 @@
+"""Agents that were trained, and how well they play."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from popart.lab.dqn import agent, replay
+from popart.lab.dqn.learner import Settings, values
+from popart.lab.dqn.networks import Network, Params
+from popart.lab.dqn.replay import Replay, Seen
+from popart.lab.environments import Environments, Scores
+from popart.lab.train import SMALL, Train
+
+
+def make(
+    settings: Train, number: int, threads: int | None = None, *, training: bool, **options: Any
+) -> Environments:
+    """Environments of the game that the settings ask for, to train in or to evaluate in."""
+    if not settings.is_atari:
+        from popart.lab.scale.environment import SmallGame
+
+        return SmallGame(SMALL[settings.game].name, number)
+    from popart.lab.atari.environment import Atari
+
+    return Atari(
+        settings.game,
+        number,
+        threads or settings.threads,
+        sticky=settings.sticky,
+        undo_wraps=settings.undo_wraps,
+        life_loss=training,
+        **options,
+    )
+
+
+class Policy(NamedTuple):
+    """What plays: parameters, and the statistics that they are normalised with."""
+
+    params: Params
+    statistics: Any
+
+
+@dataclass
+class Player:
+    """A policy in some environments, with a memory that is just long enough."""
+
+    network: Network
+    environments: Environments
+    policy: Policy
+    epsilon: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        games = self.environments
+        self.memory = replay.init(games.number, games.stacked + 1, games.shape, games.dtype)
+        self.key = jax.random.key(self.seed)
+        games.start(self.seed)
+
+    def step(self) -> Seen:
+        """What is seen now. It is acted upon."""
+        seen = self.environments.receive()
+        self.memory, self.key, action = _observe(
+            self.network,
+            self.environments.stacked,
+            self.memory,
+            self.key,
+            self.policy.params,
+            self.epsilon,
+            seen,
+        )
+        self.environments.send(np.asarray(action))
+        return seen
+
+    def values(self, settings: Settings) -> np.ndarray:
+        """Q of what was seen last, in the units of the rewards, (environments, actions)."""
+        return np.asarray(
+            _values(settings, self.network, self.environments.stacked, self.policy, self.memory)
+        )
+
+
+def first_episodes(player: Player, advance: Callable[[int], None] | None = None) -> list[float]:
+    """The score of the first episode in each environment.
+
+    First ones, because among those that end within some time short ones are too many. `advance` is told how
+    many ended with each step.
+    """
+    scores, done = Scores(player.environments.number), np.zeros(player.environments.number, bool)
+    found = scores.now
+    while not done.all():
+        seen = player.step()
+        scores.add(seen)
+        ended = np.asarray(seen.last) & ~done
+        found, done = np.where(done, found, scores.now), done | ended
+        if advance and ended.any():
+            advance(int(ended.sum()))
+    player.environments.receive()
+    return found.tolist()
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _observe(
+    network: Network,
+    stacked: int,
+    memory: Replay,
+    key: jax.Array,
+    params: Params,
+    epsilon: float,
+    seen: Seen,
+) -> tuple[Replay, jax.Array, jax.Array]:
+    key, now = jax.random.split(key)
+    memory, action = agent.observe(network, params, memory, seen, epsilon, now, stacked)
+    return memory, key, action
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _values(settings: Settings, network: Network, stacked: int, policy: Policy, memory: Replay) -> jax.Array:
+    return values(settings, network, policy.params, policy.statistics, replay.newest(memory, stacked))

@@ -1,0 +1,444 @@
+"""`popart train`: emulators and the learner take turns so that neither waits for the other.
+
+Environments are in a few groups that take turns. While one waits for its actions, which are queued on the
+device behind what the network is learning, the others play. Python does no more than pass on what was seen
+and what to do. The order of all this does not depend on time, so that a run depends on its settings alone.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from popart.lab.atari.games import scores
+from popart.lab.checks import LabError
+from popart.lab.dqn import agent, learner, replay
+from popart.lab.dqn.learner import Learner, Settings
+from popart.lab.dqn.networks import Network
+from popart.lab.dqn.replay import Replay, Seen
+from popart.lab.environments import Scores
+from popart.lab.machine import cores, free_memory, use_device
+from popart.lab.progress import progress, quantity
+from popart.lab.runs import Run, command_line
+from popart.lab.train import GROUPS, SMALL, Train
+from popart.lab.train.checkpoints import Checkpoints
+from popart.lab.train.metrics import Table, summary
+from popart.lab.train.playing import Player, Policy, first_episodes, make
+
+AGENTS = {"clipped": "Double DQN, clipped", "unclipped": "Double DQN, unclipped", "popart": "Pop-Art"}
+
+RECENT = 100
+"""Episodes whose mean is the score that is shown."""
+
+EVALUATION = {"episodes": 32, "frames": 27_000, "epsilon": 0.01}
+"""Of agents in training, to find the best."""
+
+BUSY = 2
+"""Threads that emulate, for each core that may: half of the groups may wait, and all cores are busy."""
+
+RESERVE = 2**30
+"""Bytes for all that is not the replay."""
+
+
+def run(settings: Train) -> Path:
+    asked, settings = settings, settings.filled()
+    use_device(settings.device)
+    title = (
+        f"{SMALL[settings.game].label if not settings.is_atari else _title(settings.game)}: {settings.agent}"
+    )
+    command = command_line("train", cast("Any", asked))
+    with Run("train", title, cast("Any", settings), Train.FREE, command) as run:
+        if run.finished and settings.frames > run.settings["frames"]:
+            run.reopen()
+        if not run.finished:
+            with Training(run, settings) as training:
+                training.run()
+            from popart.lab.train.curves import show
+
+            show(run, settings)
+            run.finish()
+    return run.folder
+
+
+def _title(game: str) -> str:
+    if game in SMALL:
+        return SMALL[game].label
+    return next(score.title for score in scores() if score.game == game)
+
+
+class Acting(NamedTuple):
+    """What choosing actions depends on, besides the network."""
+
+    key: jax.Array
+    steps: jax.Array
+
+
+@dataclass
+class Counts:
+    """How far a run is, and what was not written down yet."""
+
+    turns: int = 0
+    """Of any group."""
+
+    frames: int = 0
+    steps: int = 0
+    updates: int = 0
+    episodes: int = 0
+    remembered: int = 0
+    """Steps since the replay was empty."""
+
+    owed: int = 0
+    """Steps that were not learned from yet."""
+
+    wraps: int = 0
+    logged: int = 0
+    evaluated: int = 0
+    """Frames at the last row, and at the last evaluation."""
+
+    best: float | None = None
+    seconds: float = 0.0
+    began: float = 0.0
+    """Seconds and updates at the last row."""
+
+    began_updates: int = 0
+    scores: list[float] = field(default_factory=list)
+    recent: list[float] = field(default_factory=list)
+    playing: list[list[float]] = field(default_factory=list)
+    """Scores so far, of each group."""
+
+    metrics: list[list[float]] = field(default_factory=list)
+
+
+class Training:
+    """A run in progress."""
+
+    def __init__(self, run: Run, settings: Train) -> None:
+        self.folder, self.settings, self._run = run.folder, settings, run
+        groups = GROUPS if settings.is_atari and settings.num_envs > 1 else 1
+        self.size: int = settings.num_envs // groups
+        check_replay(settings)
+        threads = max(1, BUSY * (settings.threads or cores()) // groups) if groups > 1 else 1
+        self.groups = [make(settings, self.size, threads, training=True) for _ in range(groups)]
+        self.first = [jnp.int32(i * self.size) for i in range(groups)]
+        self.network = self.groups[0].network(settings.dtype)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints" / "last")
+        self.best = Checkpoints(self.folder / "checkpoints" / "best")
+        self.schedule = settings.schedule
+        self.per_call = max(1, self.schedule.updates(0, self.size))
+        self.counts = Counts()
+        self._pending: list[jax.Array] = []
+        self._latest: learner.Metrics | None = None
+        self._told = time.monotonic(), 0
+        self._evaluator: Any = None
+        self._saved_at = time.monotonic()
+        self._compile()
+        self._begin()
+
+    def __enter__(self) -> "Training":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for games in (*self.groups, *([self._evaluator] if self._evaluator else [])):
+            games.close()
+        self.checkpoints.close()
+        self.best.close()
+        self.table.close()
+
+    def _compile(self) -> None:
+        s, stacked = self.settings, self.groups[0].stacked
+        observe = partial(_observe, self.network, s.schedule, stacked, s.reward_scale)
+        learn = partial(
+            _learn, s.learning, self.network, stacked, self.per_call, self.schedule.updates_per_copy
+        )
+        self._observe = jax.jit(observe, donate_argnums=(0, 1))
+        self._learn = jax.jit(learn, donate_argnums=(0, 1))
+
+    def _begin(self) -> None:
+        """From the last checkpoint, if there is one."""
+        s, games = self.settings, self.groups[0]
+        weights, acting, learning = jax.random.split(jax.random.key(s.seed), 3)
+        slots = s.replay // s.num_envs
+        self.agent = learner.init(s.learning, self.network, weights)
+        self.acting, self.learning = Acting(acting, jnp.int32(0)), learning
+        self.memory = replay.init(s.num_envs, slots, games.shape, games.dtype)
+        self.scores = [Scores(self.size) for _ in self.groups]
+        restart = 0
+        if self.checkpoints.newest is not None:
+            restart = self._run.continued
+            self._restore()
+        if not (restart and s.save_replay and self._has_worlds):
+            for i, group in enumerate(self.groups):
+                group.start(int(np.random.SeedSequence((s.seed, restart, i)).generate_state(1)[0] >> 1))
+        self.table = Table(self._run, self.counts.frames)
+        self.clock = time.monotonic() - self.counts.seconds
+
+    @property
+    def _has_worlds(self) -> bool:
+        return not self.settings.is_atari
+
+    def run(self) -> None:
+        s = self.settings
+        shown, told = self.counts.frames, 0.0
+        with (
+            progress(self.folder.name, s.frames, "frames", self.counts.frames) as advance,
+            _stopping() as stop,
+        ):  # pyright: ignore[reportArgumentType]
+            while self.counts.frames < s.frames:
+                for group in range(len(self.groups)):
+                    self.step(group)
+                self._keep_books()
+                if stop.is_set():
+                    self.save()
+                    self.checkpoints.wait()
+                    raise KeyboardInterrupt
+                if time.monotonic() - told > 0.5:
+                    told = time.monotonic()
+                    advance(self.counts.frames - shown, self._doing())
+                    shown = self.counts.frames
+            if self.counts.logged < self.counts.frames:
+                self._log()
+            if s.evaluate_every and self.counts.evaluated < self.counts.frames:
+                self._evaluate()
+            self.save()
+            self.checkpoints.wait()
+            advance(self.counts.frames - shown, self._doing())
+
+    def step(self, group: int) -> None:
+        """One group shows what it saw and is told what to do; the network learns what is due."""
+        games, counts = self.groups[group], self.counts
+        counts.turns += 1
+        seen = games.receive()
+        rest = np.stack((seen.reward, seen.terminal, seen.start, seen.last)).astype(np.float32)
+        self.memory, self.acting, action = self._observe(
+            self.memory, self.acting, self.agent.params, seen.observation, rest, self.first[group]
+        )
+        action.copy_to_host_async()
+        acted = self.size - int(np.count_nonzero(seen.last))
+        counts.steps += acted
+        counts.remembered += acted
+        if counts.remembered > self.schedule.warm_up:
+            counts.owed += acted
+        due = self.per_call * self.schedule.steps_per_update
+        while counts.owed >= due:
+            self.agent, self.learning, metrics = self._learn(self.agent, self.learning, self.memory)
+            self._pending.append(metrics)
+            counts.owed -= due
+            counts.updates += self.per_call
+        counts.frames += games.frames * (self.size - int(np.count_nonzero(seen.start)))
+        ended = self.scores[group].add(seen)
+        counts.scores += ended
+        counts.episodes += len(ended)
+        games.send(np.asarray(action))
+
+    def _keep_books(self) -> None:
+        """Rows, evaluations and checkpoints, when they are due."""
+        s, counts = self.settings, self.counts
+        if counts.frames // s.log_every > counts.logged // s.log_every:
+            self._log()
+        if s.evaluate_every and counts.frames // s.evaluate_every > counts.evaluated // s.evaluate_every:
+            self._evaluate()
+        if time.monotonic() - self._saved_at > s.checkpoint_every:
+            self.save()
+
+    def _fetch(self) -> None:
+        """Bring the metrics of updates from the device."""
+        for metrics in self._pending:
+            self.counts.metrics += np.asarray(metrics).T.tolist()
+        self._pending = []
+
+    def _log(self) -> None:
+        counts = self.counts
+        self._fetch()
+        counts.recent = (counts.recent + counts.scores)[-RECENT:]
+        counts.seconds = time.monotonic() - self.clock
+        counts.wraps += sum(games.wraps for games in self.groups)
+        for games in self.groups:
+            games.wraps = 0
+        took = max(counts.seconds - counts.began, 1e-9)
+        self.table.add(
+            {
+                "frames": counts.frames,
+                "steps": counts.steps,
+                "updates": counts.updates,
+                "episodes": counts.episodes,
+                "score": _mean(counts.scores),
+                "score_100": _mean(counts.recent),
+                "epsilon": float(self.schedule.epsilon_at(np.float32(counts.steps))),  # pyright: ignore[reportArgumentType]
+                **summary(np.array(counts.metrics, np.float32)),
+                "wraps": counts.wraps,
+                "seconds": round(counts.seconds, 3),
+                "frames_per_second": round((counts.frames - counts.logged) / took, 1),
+                "updates_per_second": round((counts.updates - counts.began_updates) / took, 1),
+            }
+        )
+        counts.scores, counts.metrics = [], []
+        counts.logged, counts.began, counts.began_updates = counts.frames, counts.seconds, counts.updates
+
+    def _doing(self) -> str:
+        counts = self.counts
+        recent = (counts.recent + counts.scores)[-RECENT:]
+        words = [f"score {_mean(recent):.4g}" if recent else "no episode yet"]
+        if len(self._pending) > 2:  # the newest may not be computed yet
+            self._latest = learner.Metrics(*np.asarray(self._pending[-3])[:, -1])
+        if self._latest:
+            now, latest = time.monotonic(), self._latest
+            rate = (counts.updates - self._told[1]) / max(now - self._told[0], 1e-9)
+            self._told = now, counts.updates
+            words.append(f"μ {latest.shift:.3g}, σ {latest.scale:.3g}, gradient {latest.gradient_norm:.3g}")
+            words.append(f"{quantity(rate)} updates/s")
+        elif not counts.updates:
+            words.append("filling the replay")
+        return ", ".join(words)
+
+    def _evaluate(self) -> None:
+        """Play some episodes, and keep the agent if it is the best so far."""
+        counts = self.counts
+        counts.evaluated = counts.frames
+        number = EVALUATION["episodes"]
+        if self._evaluator is None:
+            options = {"episode": EVALUATION["frames"]} if self.settings.is_atari else {}
+            self._evaluator = make(self.settings, number, training=False, **options)
+        policy = Policy(self.agent.params, self.agent.statistics)
+        seed = int(np.random.SeedSequence((self.settings.seed, counts.frames)).generate_state(1)[0] >> 1)
+        player = Player(self.network, self._evaluator, policy, EVALUATION["epsilon"], seed)
+        score = float(np.mean(first_episodes(player)))
+        rows = [r for r in self._run.read_table("evaluations") if int(r["frames"]) < counts.frames]
+        self._run.write_table("evaluations", [*rows, {"frames": counts.frames, "score": score}])
+        if counts.best is None or score > counts.best:
+            counts.best = score
+            self.best.save(counts.turns, {"frames": counts.frames, "score": score}, policy=policy)
+
+    def save(self) -> None:
+        """Begin a checkpoint of everything that the rest of the run depends on."""
+        self._fetch()
+        counts = self.counts
+        counts.seconds = time.monotonic() - self.clock
+        counts.playing = [scores.now.tolist() for scores in self.scores]
+        self.best.wait()
+        policy = Policy(self.agent.params, self.agent.statistics)
+        notes = {"frames": counts.frames, "counts": asdict(counts)}
+        self.checkpoints.save(counts.turns, notes, policy=policy, **self._arrays())
+        self._saved_at = time.monotonic()
+
+    def _arrays(self) -> dict[str, Any]:
+        keys = [jax.random.key_data(key) for key in (self.acting.key, self.learning)]
+        arrays: dict[str, Any] = {"agent": self.agent, "playing": (*keys, self.acting.steps)}
+        if self.settings.save_replay:
+            arrays["memory"] = self.memory
+        if self._has_worlds:
+            arrays["worlds"] = [jax.tree.leaves(games.state()) for games in self.groups]
+        return arrays
+
+    def _restore(self) -> None:
+        notes = self.checkpoints.notes()
+        if self._has_worlds:
+            for games in self.groups:
+                games.start(0)
+        arrays = {name: self.checkpoints.arrays(name, like) for name, like in self._arrays().items()}
+        self.agent = arrays["agent"]
+        acting, learning, steps = arrays["playing"]
+        self.acting = Acting(jax.random.wrap_key_data(acting), steps)
+        self.learning = jax.random.wrap_key_data(learning)
+        self.counts = Counts(**notes["counts"])
+        if self.settings.save_replay:
+            self.memory = arrays["memory"]
+        else:
+            self.counts.remembered = self.counts.owed = 0
+        if self._has_worlds:
+            for games, leaves in zip(self.groups, arrays["worlds"], strict=True):
+                games.restore(jax.tree.unflatten(jax.tree.structure(games.state()), leaves))
+            for scores, now in zip(self.scores, self.counts.playing, strict=True):
+                scores.now = np.array(now)
+        else:
+            self.memory = replay.interrupt(self.memory)
+
+
+def check_replay(settings: Train) -> None:
+    """It must hold a few steps of each environment, and fit into memory."""
+    number, size = settings.num_envs, settings.replay
+    stacked = 4 if settings.is_atari else 1
+    least = number * (stacked + 2)
+    if size < least:
+        raise LabError(
+            f"replay is {size:,}, which is too little for num_envs {number}: {stacked + 2} observations of "
+            f"each are {least:,}; give --replay {least} or more, or fewer --num-envs"
+        )
+    if settings.is_atari:
+        each, free = 84 * 84 + 11, free_memory() - RESERVE
+        if size * each > free:
+            most = max(0, free // each // 1000 * 1000)
+            raise LabError(
+                f"replay is {size:,}, which takes {size * each / 1e9:.1f} GB, and "
+                f"{max(free, 0) / 1e9:.1f} GB are free for it; --replay {most} would fit"
+            )
+
+
+def _observe(
+    network: Network,
+    schedule: agent.Schedule,
+    stacked: int,
+    reward_scale: float,
+    memory: Replay,
+    acting: Acting,
+    params: Any,
+    observation: jax.Array,
+    rest: jax.Array,
+    first: jax.Array,
+) -> tuple[Replay, Acting, jax.Array]:
+    reward, terminal, start, last = rest
+    seen = Seen(observation, reward_scale * reward, terminal > 0, start > 0, last > 0)
+    key, now = jax.random.split(acting.key)
+    epsilon = schedule.epsilon_at(acting.steps)
+    memory, action = agent.observe(network, params, memory, seen, epsilon, now, stacked, first)
+    return memory, Acting(key, acting.steps + (last == 0).sum()), action
+
+
+def _learn(
+    settings: Settings,
+    network: Network,
+    stacked: int,
+    updates: int,
+    updates_per_copy: int,
+    learned: Learner,
+    key: jax.Array,
+    memory: Replay,
+) -> tuple[Learner, jax.Array, jax.Array]:
+    key, now = jax.random.split(key)
+    learned, metrics = agent.learn(
+        settings, network, learned, memory, now, updates, stacked, updates_per_copy
+    )
+    return learned, key, jnp.stack(metrics)
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Ctrl-C, or a polite end by the system, is heard between two steps; a second Ctrl-C at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def hear(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = [(number, signal.signal(number, hear)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield stop
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
