@@ -1,6 +1,6 @@
 """One network for several tasks, with targets from thousandths to millions: statistics per task, in PyTorch.
 
-    python examples/multitask.py [FOLDER]
+    python examples/multitask.py [FOLDER] [--steps N]
 
 Each row of a batch is of one task, and has a target for that task alone. A head with one output per task
 and statistics per output normalises each by its own, so that all count alike in the shared layers. Draws
@@ -78,12 +78,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/multitask"), metavar="FOLDER")
-    folder = parser.parse_args().folder
+    parser.add_argument("--steps", type=int, default=STEPS, help="how many batches to learn from")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
     torch.set_num_threads(1)
     errors: dict[str, list[float]] = {}
     print(f"{'':>18}  error relative to the spread of targets of size {', '.join(f'{s:g}' for s in SIZES)}")
     for name in HEADS:
-        errors[name] = learn(name)
+        errors[name] = learn(name, arguments.steps)
         print(f"{name:>18}:", "  ".join(f"{error:9.3g}" for error in errors[name]), flush=True)
     draw(errors, folder)
     print(f"drawn in {folder}")
