@@ -101,6 +101,13 @@ def _tree(f: Callable[..., Any], *trees: Any) -> Any:
     return jax.tree.map(f, *trees)
 
 
+def sharing_what_is_compiled() -> dict[str, str]:
+    """The environment of a process that finds what JAX has compiled in tests, and leaves what it compiles."""
+    folder = jax.config.jax_compilation_cache_dir  # pyright: ignore
+    cache = {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, **(cache if folder else {})}
+
+
 def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
 

@@ -142,10 +142,12 @@ def test_arguments_of_preserve_are_checked(arguments: dict[str, Any], message: s
 
 def test_in_compiled_code_bad_values_are_left_out_and_bad_shapes_still_raise() -> None:
     rule = popart.Moments(beta=0.1)
-    state = rule.update(rule.init((2,), like=np.float32(0)), np.float32([1, 3]), index=np.array([0, 0]))
+    state = rule.update(
+        rule.init((2,), like=np.float32(0)), np.array([1, 3], np.float32), index=np.array([0, 0])
+    )
     update = jax.jit(lambda y, w, i: rule.update(state, y, weights=w, index=i))
     new = update(jnp.array([2.0, 5.0, 7.0]), jnp.array([1.0, -1.0, 1.0]), jnp.array([0, 0, 9]))
-    alone = rule.update(state, np.float32([2]), index=np.array([0]))
+    alone = rule.update(state, np.array([2], np.float32), index=np.array([0]))
     np.testing.assert_allclose(new.moments, alone.moments, rtol=1e-6)
     np.testing.assert_array_equal(new.counts, alone.counts)
     with pytest.raises(ValueError, match="weights has shape"):

@@ -1,27 +1,25 @@
 """The examples do what they say, run as a reader would run them, for no longer than that takes."""
 
 import csv
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
+
+from tests.backends import sharing_what_is_compiled
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(*command: str) -> str:
-    compiled = jax.config.jax_compilation_cache_dir  # pyright: ignore
-    environment = {**os.environ, **({"JAX_COMPILATION_CACHE_DIR": compiled} if compiled else {})}
     result = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=environment,
+        env=sharing_what_is_compiled(),
         timeout=600,
         check=False,
     )

@@ -15,6 +15,7 @@ import torch
 import popart
 import popart.jax
 from tests import training
+from tests.backends import sharing_what_is_compiled
 from tests.resume import run_part
 from tests.training import TorchRun, data, run_jax, run_numpy
 
@@ -122,7 +123,7 @@ def test_a_run_that_was_stopped_goes_on_in_a_new_process_to_the_same_bits(
     file = tmp_path / "checkpoint"
     run_part(module, file, 0, 30)
     command = [sys.executable, "-m", "tests.resume", module, str(file), "30", "60"]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1], env=sharing_what_is_compiled())
     whole = TorchRun().steps(data(60)) if module == "torch" else run_jax(data(60))
     ended = np.load(f"{file}.npz")
     for name, x in whole.parameters.items():

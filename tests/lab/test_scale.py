@@ -1,10 +1,10 @@
 """Small games, and agents that play them with rewards of any size."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from popart.lab.runs import read_manifest, read_table
 from popart.lab.scale import GAMES
 from popart.lab.scale.experiment import train
 from popart.lab.scale.games import Game
-from popart.lab.scale.training import Training, advance, start
+from popart.lab.scale.training import SCHEDULE, Training, advance, start
+from tests.backends import sharing_what_is_compiled
 
 SMALL = ["--scales", "1e-8", "1", "1e8", "--seeds", "1", "--steps", "2000"]
 
@@ -80,7 +81,7 @@ def test_a_time_limit_cuts_and_does_not_end() -> None:
 
 @pytest.mark.parametrize("game", ["Catch-bsuite", "CartPole-v1"])
 def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: str) -> None:
-    training = Training(steps=2400, warm_up=200, exploration=1200)
+    training = Training(steps=2400, schedule=replace(SCHEDULE, warm_up=200, exploration=1200))
     settings = Settings("popart", step_size=1e-3, beta=1e-3)
 
     @jax.jit
@@ -125,9 +126,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_table(tmp_path: Path) -> None:
     arguments = ["scale", "--games", "catch", "--agents", "popart", "clipped", *SMALL]
     command = [sys.executable, "-c", f"{one_core}; {run}", *arguments, "--out"]
     out, whole = tmp_path / "killed", tmp_path / "whole"
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
-    cache["JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    environment = {**os.environ, **cache}
+    environment = sharing_what_is_compiled()
     nowhere = subprocess.DEVNULL
     process = subprocess.Popen([*command, str(out)], stderr=nowhere, stdout=nowhere, env=environment)
     while process.poll() is None and not (out / "returns.csv").exists():
