@@ -16,7 +16,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A program is found there if it is the same, as is what it is compiled by; `--cache-clear` forgets all.
     """
-    if config.cache is not None:
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        assert config.cache is not None
         jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
