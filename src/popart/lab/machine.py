@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,21 @@ def as_done(f: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tupl
             yield futures[future], future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def giving_way() -> Iterator[None]:
+    """Threads that are started within give way to all others, where the system can tell threads apart.
+
+    Whoever tells a GPU what to do has little to do, but should not wait for it.
+    """
+    tasks = Path("/proc/self/task")
+    before = set(os.listdir(tasks)) if tasks.exists() else None
+    yield
+    if before is not None:
+        for thread in set(os.listdir(tasks)) - before:
+            with suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, int(thread), 10)
 
 
 def use_device(device: str) -> None:

@@ -7,7 +7,7 @@ from ale_py.vector_env import AtariVectorEnv
 
 from popart.lab.dqn.networks import Nature
 from popart.lab.dqn.replay import Seen
-from popart.lab.machine import cores
+from popart.lab.machine import cores, giving_way
 
 NO_OPS = 30
 EPISODE = 108_000
@@ -47,18 +47,19 @@ class Atari:
         episode: int = EPISODE,
         **screen: Any,
     ) -> None:
-        self._env = AtariVectorEnv(
-            game,
-            number,
-            num_threads=min(threads or cores(), number),
-            max_num_frames_per_episode=episode,
-            repeat_action_probability=sticky,
-            reward_clipping=False,
-            use_fire_reset=False,
-            noop_max=NO_OPS + 1,  # it has this many or fewer, without this many itself
-            stack_num=1,
-            **screen,
-        )
+        with giving_way():
+            self._env = AtariVectorEnv(
+                game,
+                number,
+                num_threads=min(threads or cores(), number),
+                max_num_frames_per_episode=episode,
+                repeat_action_probability=sticky,
+                reward_clipping=False,
+                use_fire_reset=False,
+                noop_max=NO_OPS + 1,  # it has this many or fewer, without this many itself
+                stack_num=1,
+                **screen,
+            )
         self.number = number
         self.names = [action.name for action in self._env.ale.get_action_set()]
         self.wraps = 0
