@@ -6,7 +6,14 @@ from typing import Annotated, Literal, Self
 
 import tyro
 
-from popart.lab.checks import check_between, check_whole
+from popart.lab.atari.games import scores
+from popart.lab.checks import check_between, check_names, check_whole
+
+GAMES = ("boxing", "pong", "breakout", "ms_pacman", "asterix", "atlantis", "video_pinball", "battle_zone")
+"""With rewards from 1 to thousands."""
+
+ROWS = 20
+"""Points of each line in the figure of gradients."""
 
 
 @dataclass(frozen=True)
@@ -60,5 +67,54 @@ class Evaluate:
 
     def run(self) -> Path:
         from popart.lab.atari.evaluate import run
+
+        return run(self)
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Norms of gradients on games whose rewards differ by orders of magnitude, as in Fig. 1b.
+
+    Trains each agent on each game for a while, one after the other, in folders within the run's folder. What
+    is there already is not trained again. The defaults take half an hour on two cores; a GPU can do with more
+    --frames, --num-envs and --warm-up.
+    """
+
+    games: tuple[str, ...] = GAMES
+    """Whose names are as for `popart train`."""
+
+    agents: tuple[str, ...] = ("unclipped", "clipped", "popart")
+    """Which agents, as for `popart train`."""
+
+    frames: int = 24_000
+    """Of each game, for each agent."""
+
+    num_envs: int = 16
+    """Environments that play at the same time."""
+
+    warm_up: int = 1000
+    """Steps at random before the first update."""
+
+    copy_every: int = 1000
+    """Steps from one copy of the network to the target network to the next."""
+
+    seed: int = 0
+
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """What computes: a GPU if there is one, or what is asked for."""
+
+    out: Path = Path("runs/norms")
+    """The run's folder. If it holds part of this run, that is gone on with."""
+
+    def __post_init__(self) -> None:
+        check_names("games", self.games, [score.game for score in scores()])
+        check_names("agents", self.agents, ("unclipped", "clipped", "popart"))
+        check_whole("num_envs", self.num_envs, 1)
+        check_whole("warm_up", self.warm_up, 0)
+        check_whole("copy_every", self.copy_every, 4)
+        check_whole("frames", self.frames, 4 * self.warm_up + 64 * ROWS)
+
+    def run(self) -> Path:
+        from popart.lab.atari.norms import run
 
         return run(self)
