@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
         import tyro
     except ImportError:
         _exit('the laboratory is not installed; add it with: pip install "popart-learn[lab]"', 2)
-    from popart.lab.atari import Evaluate, Norms, Paper
+    from popart.lab.atari import Evaluate, Norms, Paper, Watch
     from popart.lab.checks import nearest
     from popart.lab.histograms import Histograms
     from popart.lab.regression import Regression
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     from popart.lab.train import Train
 
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    experiments = (Reproduce, Regression, Histograms, Scale, Train, Evaluate, Norms, Paper, Report)
+    experiments = (Reproduce, Regression, Histograms, Scale, Train, Evaluate, Watch, Norms, Paper, Report)
     commands = {c.__name__.lower(): c for c in experiments}
     if not arguments[0].startswith("-") and arguments[0] not in commands:
         hint = nearest(arguments[0], commands)

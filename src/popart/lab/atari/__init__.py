@@ -72,6 +72,43 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Film one episode of an agent trained on Atari, with its Q-values and Pop-Art's σ and μ, as MP4."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The folder of a run of `popart train`."""
+
+    which: Literal["best", "last"] = "best"
+    """Which agent of the run: the best in its evaluations, or the last."""
+
+    epsilon: float = 0.01
+    """The part of random actions."""
+
+    seed: int = 0
+
+    frames: int = 108_000
+    """Of the game, at most; the default is as long as an episode can be, 30 minutes."""
+
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """What computes: a GPU if there is one, or what is asked for."""
+
+    out: Path | None = None
+    """Where to write the film; one that is there is replaced. (default: RUN/watch.mp4)"""
+
+    def __post_init__(self) -> None:
+        check_between("epsilon", self.epsilon, 0, 1)
+        check_whole("seed", self.seed, 0)
+        check_whole("frames", self.frames, 4)
+        if self.out is not None and self.out.suffix != ".mp4":
+            raise ValueError(f"out is '{self.out}'; it must end in .mp4")
+
+    def run(self) -> Path:
+        from popart.lab.atari.watch import run
+
+        return run(self)
+
+
+@dataclass(frozen=True)
 class Norms:
     """Norms of gradients on games whose rewards differ by orders of magnitude, as in Fig. 1b.
 

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from popart.lab.atari.games import scores
 from popart.lab.checks import check_between, check_positive, check_whole, nearest
-from popart.lab.dqn.agent import Schedule
-from popart.lab.dqn.learner import AgentName, Settings
 from popart.lab.scale import GAMES
+
+if TYPE_CHECKING:
+    from popart.lab.dqn.agent import Schedule
+    from popart.lab.dqn.learner import Settings
 
 GROUPS = 4
 """Of Atari's environments, when there is more than one."""
 
+AgentName = Literal["clipped", "unclipped", "popart"]
 Device = Literal["auto", "cpu", "gpu"]
 
 
@@ -163,12 +166,16 @@ class Train:
         return replace(self, **left)
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> "Schedule":
+        from popart.lab.dqn.agent import Schedule
+
         names = ("warm_up", "exploration", "epsilon", "copy_every")
         return Schedule(**{name: getattr(self, name) for name in names})
 
     @property
-    def learning(self) -> Settings:
+    def learning(self) -> "Settings":
+        from popart.lab.dqn.learner import Settings
+
         names = ("agent", "discount", "optimizer", "step_size", "beta")
         return Settings(**{name: getattr(self, name) for name in names})
 

@@ -58,6 +58,7 @@ class Player:
         games = self.environments
         self.memory = replay.init(games.number, games.stacked + 1, games.shape, games.dtype)
         self.key = jax.random.key(self.seed)
+        self.action = np.zeros(games.number, np.int32)
         games.start(self.seed)
 
     def step(self) -> Seen:
@@ -72,7 +73,8 @@ class Player:
             self.epsilon,
             seen,
         )
-        self.environments.send(np.asarray(action))
+        self.action = np.asarray(action)
+        self.environments.send(self.action)
         return seen
 
     def values(self, settings: Settings) -> np.ndarray:
