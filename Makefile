@@ -28,6 +28,7 @@ bench: $(VENV)/.bench ## the cost of an update beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.head
 	$(VENV)/bin/python -m benchmarks.moments
 	$(VENV)/bin/python -m benchmarks.regression
+	$(VENV)/bin/python -m benchmarks.atari
 
 docs: $(VENV)/.docs ## the documentation, in site/
 	$(VENV)/bin/mkdocs build --strict

@@ -47,8 +47,8 @@ class Evaluate:
 
     seed: int = 0
 
-    threads: int | None = None
-    """That emulate. (default: one per core)"""
+    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: one per core)")] = None
+    """That emulate."""
 
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """What computes: a GPU if there is one, or what is asked for."""

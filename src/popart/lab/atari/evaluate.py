@@ -13,6 +13,7 @@ from popart.lab.figures import ART, INK, POPART, styled, subplots
 from popart.lab.machine import use_device
 from popart.lab.progress import progress
 from popart.lab.runs import Run
+from popart.lab.train.curves import COLOUR
 from popart.lab.train.loading import load
 from popart.lab.train.playing import Player, first_episodes, make
 
@@ -40,7 +41,9 @@ def run(settings: Evaluate) -> Path:
             paper = next((s for s in scores() if s.game == game), None)
             summary = _summary(trained.settings.agent, trained.frames, found, paper)
             run.show_table("summary", "Score", "Of this agent, beside the paper's.", summary)
-            run.show_figure("scores", "Episodes", FIGURE, _figure(found, paper))
+            run.show_figure(
+                "scores", "Episodes", FIGURE, _figure(COLOUR[trained.settings.agent], found, paper)
+            )
             run.show_table("episodes", "Episodes", "The score of each.", rows)
             run.finish()
         for row in run.read_table("summary"):
@@ -73,11 +76,11 @@ def _row(who: str, score: float, error: float | None, normalized: float | None) 
 
 
 @styled
-def _figure(found: list[float], paper: Score | None) -> Figure:
+def _figure(colour: str, found: list[float], paper: Score | None) -> Figure:
     figure, axes = subplots(height=2.4)
     spread = np.random.default_rng(0).uniform(-0.3, 0.3, len(found))
-    axes.plot(spread, found, ".", color=POPART, alpha=0.5, markersize=5)
-    axes.hlines(np.mean(found), -0.4, 0.4, color=POPART, linewidth=2.5)
+    axes.plot(spread, found, ".", color=colour, alpha=0.5, markersize=5)
+    axes.hlines(np.mean(found), -0.4, 0.4, color=colour, linewidth=2.5)
     if paper:
         lines = (
             ("random", paper.random, INK),
@@ -85,8 +88,8 @@ def _figure(found: list[float], paper: Score | None) -> Figure:
             ("Double DQN", paper.double_dqn, ART),
             ("with Pop-Art", paper.popart, POPART),
         )
-        for at, (name, score, colour) in enumerate(lines):
-            axes.axhline(score, color=colour, linestyle="--", linewidth=0.8)
-            axes.annotate(name, (0.55 + 0.25 * at, score), color=colour, fontsize=8, va="bottom")
+        for at, (name, score, theirs) in enumerate(lines):
+            axes.axhline(score, color=theirs, linestyle="--", linewidth=0.8)
+            axes.annotate(name, (0.55 + 0.25 * at, score), color=theirs, fontsize=8, va="bottom")
     axes.set(xlim=(-0.5, 1.6), ylabel="score", xticks=[])
     return figure

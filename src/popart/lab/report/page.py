@@ -14,7 +14,7 @@ from popart.lab.figures import INK
 from popart.lab.runs import MANIFEST, LabError, read_manifest, read_table, write_atomically
 
 MARK = '<meta name="generator" content="popart report">'
-ORDER = ("paper", "regression", "histograms", "scale")
+ORDER = ("paper", "regression", "histograms", "scale", "norms", "train", "evaluate")
 LONG = 20
 """Tables with more rows are folded."""
 
@@ -33,10 +33,11 @@ def write(folders: Sequence[Path], out: Path) -> Path:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Run folders among these and one level below, in the order of the paper."""
+    """Run folders among these and one level below, with their evaluations, in the order of the paper."""
     found = []
     for folder in folders:
         here = [folder, *sorted(p for p in folder.iterdir() if p.is_dir())] if folder.is_dir() else []
+        here += [path for run in here for path in sorted(run.glob("evaluation-*"))]
         runs = [path for path in here if (path / MANIFEST).exists()]
         if not runs:
             raise LabError(f"{folder} holds no run (no {MANIFEST}); runs are made by: popart reproduce")

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+import tyro
 
 from popart.lab.atari.games import scores
 from popart.lab.checks import check_between, check_positive, check_whole, nearest
@@ -42,11 +44,15 @@ SMALL_SETTINGS: dict[str, Any] = {
 """For small games, in place of settings that were left as they are for Atari."""
 
 
+def _hint(default: str) -> Any:
+    return tyro.conf.arg(help_behavior_hint=f"(default: {default})")
+
+
 @dataclass(frozen=True)
 class Train:
     """Train an agent on an Atari game, or on a small one.
 
-    Defaults are the paper's (docs/atari.md has each with its source); small games have their own instead.
+    Defaults are the paper's (docs/atari.md has each with its source); a small game has its own instead.
     Ctrl-C saves and ends, and the same command goes on. With more --frames a finished run goes on, too.
     """
 
@@ -85,8 +91,8 @@ class Train:
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """RMSProp is centred, as DQN's."""
 
-    step_size: float | None = None
-    """Of the network. (default: 2.5e-4 for clipped, otherwise 1e-4)"""
+    step_size: Annotated[float | None, _hint("2.5e-4 for clipped, otherwise 1e-4")] = None
+    """Of the network."""
 
     beta: float = 1e-4
     """The step size of Pop-Art's statistics."""
@@ -118,14 +124,14 @@ class Train:
     save_replay: bool = True
     """Whether checkpoints have the replay. Without it, who goes on fills a new one first."""
 
-    threads: int | None = None
-    """That emulate. (default: one per core)"""
+    threads: Annotated[int | None, _hint("one per core")] = None
+    """That emulate."""
 
     device: Device = "auto"
     """What computes: a GPU if there is one, or what is asked for."""
 
-    out: Path | None = None
-    """The run's folder. (default: runs/GAME-AGENT-SEED)"""
+    out: Annotated[Path | None, _hint("runs/GAME-AGENT-SEED")] = None
+    """The run's folder. If it holds part of this run, that is gone on with."""
 
     FREE = ("frames", "checkpoint_every", "threads", "device")
     """Settings that may change when a run is gone on with."""

@@ -25,7 +25,7 @@ from popart.lab.dqn import agent, learner, replay
 from popart.lab.dqn.learner import Learner, Settings
 from popart.lab.dqn.networks import Network
 from popart.lab.dqn.replay import Replay, Seen
-from popart.lab.environments import Scores
+from popart.lab.environments import Environments, Scores
 from popart.lab.machine import cores, free_memory, use_device
 from popart.lab.progress import progress, quantity
 from popart.lab.runs import Run, command_line
@@ -127,7 +127,11 @@ class Training:
         self.size: int = settings.num_envs // groups
         check_replay(settings)
         threads = max(1, BUSY * (settings.threads or cores()) // groups) if groups > 1 else 1
-        self.groups = [make(settings, self.size, threads, training=True) for _ in range(groups)]
+        self.groups: list[Environments] = []
+        with progress("starting", settings.num_envs, "environments") as advance:
+            for _ in range(groups):
+                self.groups.append(make(settings, self.size, threads, training=True))
+                advance(self.size)
         self.first = [jnp.int32(i * self.size) for i in range(groups)]
         self.network = self.groups[0].network(settings.dtype)
         self.checkpoints = Checkpoints(self.folder / "checkpoints" / "last")
@@ -373,12 +377,14 @@ def check_replay(settings: Train) -> None:
             f"each are {least:,}; give --replay {least} or more, or fewer --num-envs"
         )
     if settings.is_atari:
-        each, free = 84 * 84 + 11, free_memory() - RESERVE
+        copied = settings.save_replay and jax.devices()[0].platform == "cpu"  # while it is being written
+        each, free = (84 * 84 + 11) * (2 if copied else 1), free_memory() - RESERVE
         if size * each > free:
             most = max(0, free // each // 1000 * 1000)
+            hint = ", or half of that memory with --no-save-replay" if copied else ""
             raise LabError(
                 f"replay is {size:,}, which takes {size * each / 1e9:.1f} GB, and "
-                f"{max(free, 0) / 1e9:.1f} GB are free for it; --replay {most} would fit"
+                f"{max(free, 0) / 1e9:.1f} GB are free for it; --replay {most} would fit{hint}"
             )
 
 
