@@ -115,6 +115,8 @@ class Range(NamedTuple):
     def number(self, value: float) -> str:
         """With as many decimals as the largest needs for four digits."""
         largest = max(abs(self.low), abs(self.high), 1e-4)
+        if largest >= 1e7:
+            return f"{value:.2e}".replace("-", "−")
         return number(value, max(0, 3 - math.floor(math.log10(largest))))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import imageio_ffmpeg
 import numpy as np
@@ -66,25 +66,27 @@ def episode(player: Player, screens: Atari, settings: Settings) -> Iterator[Step
         screens.send(player.action)
         score.add(seen)
         last = bool(seen.last[0])
-        action = None if last else int(player.action[0])
-        yield Step(shown.observation[0], score.now[0], player.values(settings)[0], action)
+        values, action = player.values(settings)[0], None if last else int(player.action[0])
+        if not np.isfinite(values).all():
+            raise LabError(f"the agent's values are {values}: it diverged in training; give another run")
+        yield Step(shown.observation[0], score.now[0], values, action)
 
 
 def _view(trained: Trained, policy: Policy, actions: list[str]) -> View:
     settings = trained.settings
     title = next(score.title for score in scores() if score.game == settings.game)
     about = f"{settings.agent}, {trained.which} agent of the run, after {trained.frames:,} frames"
-    return View(title, about, _normalisation(settings, policy), _unit(settings), actions)
+    return View(title, about, normalisation(settings, policy.statistics), unit(settings), actions)
 
 
-def _normalisation(settings: Train, policy: Policy) -> str:
+def normalisation(settings: Train, statistics: Any) -> str:
     if settings.agent != "popart":
         return "no Pop-Art"
-    affine = settings.learning.art.affine(policy.statistics)
+    affine = settings.learning.art.affine(statistics)
     return f"σ {float(affine.scale):.4g}     μ {float(affine.shift):.4g}".replace("-", "−")
 
 
-def _unit(settings: Train) -> str:
+def unit(settings: Train) -> str:
     """Of what the agent predicts."""
     if settings.agent == "clipped":
         return "clipped rewards"
@@ -135,5 +137,5 @@ def _encoder(path: Path) -> Iterator[Callable[[bytes], object]]:
                 process.stdin.close()
         if process.returncode:
             said.seek(0)
-            reason = said.read().decode(errors="replace").strip().split("\n")[-1]
+            reason = said.read().decode(errors="replace").partition("\n")[0]  # the first is the cause
             raise OSError(reason or f"ffmpeg ended with {process.returncode}")
