@@ -65,11 +65,14 @@ class Atari:
         self.wraps = 0
         self._life_loss, self._undo_wraps = life_loss, undo_wraps
         self._first: Seen | None = None
+        self._under_way = False
         self._over = np.zeros(number, bool)
         self._lives = np.zeros(number, np.int32)
 
     def start(self, seed: int) -> None:
-        observation, info = self._env.reset(seed=seed)
+        if self._under_way:  # or it would be taken for what comes of the reset
+            self._receive()
+        observation, info = self._env.reset(seed=seed % (2**31 - self.number))  # each has its own, a C int
         no = np.zeros(self.number, bool)
         self._over, self._lives = no, info["lives"]
         self._first = Seen(observation[:, 0], np.zeros(self.number, np.float32), no, start=~no, last=no)
@@ -78,12 +81,16 @@ class Atari:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        observation, reward, ended, cut, info = self._env.recv()
+        observation, reward, ended, cut, info = self._receive()
         start, lives = self._over, info["lives"]
         lost = (lives < self._lives) & self._life_loss
         self._over, self._lives = (ended | cut) & ~start, lives
         reward = self._unwrapped(reward.astype(np.float32))
         return Seen(observation[:, 0], reward, (ended | lost) & ~start, start, self._over)
+
+    def _receive(self) -> Any:
+        self._under_way = False
+        return self._env.recv()
 
     def _unwrapped(self, reward: np.ndarray) -> np.ndarray:
         wrapped = reward < WRAPPED
@@ -94,6 +101,7 @@ class Atari:
 
     def send(self, action: np.ndarray) -> None:
         self._env.send(action)
+        self._under_way = True
 
     def network(self, dtype: str) -> Nature:
         return Nature(len(self.names), dtype)
