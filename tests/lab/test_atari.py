@@ -27,6 +27,9 @@ LUMA = np.array([0.299, 0.587, 0.114])
 ROUNDING = 0.51
 """How far a whole number is from what it was rounded from, and a little for single precision."""
 
+NICENESS = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
+"""Before any test."""
+
 
 def play(games: Atari, seed: int, actions: np.ndarray) -> Seen:
     """All that is seen, (steps + 1, environments, ...), when it is acted like this."""
@@ -252,6 +255,16 @@ def test_a_lost_life_is_terminal_in_training_only_and_the_game_goes_on(
     np.testing.assert_array_equal(lives, 5)
 
 
+def test_a_start_with_fewer_lives_than_the_end_before_has_lost_none() -> None:
+    """Demon Attack says that it has one life until its first frame, and then four."""
+    plain = Plain("demon_attack", 0)
+    assert plain.ale.lives() == 1
+    plain.ale.act(0)
+    assert plain.ale.lives() == 4
+    seen = play(Atari("demon_attack", 4, 1, episode=4), 0, np.zeros((47, 4), np.int32))
+    assert not seen.terminal.any()
+
+
 def test_an_action_upon_an_end_is_ignored() -> None:
     """Asterix looks different after each number of no-ops, and after each action."""
     games = Atari("asterix", 1)
@@ -415,7 +428,6 @@ def test_actions_are_those_that_do_something(game: str, names: str) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have no niceness of their own")
 def test_threads_of_emulators_give_way_and_no_others_do() -> None:
-    mine = os.getpriority(os.PRIO_PROCESS, 0)
     done = threading.Event()
     before, within, after = (threading.Thread(target=done.wait, daemon=True) for _ in range(3))
     before.start()
@@ -426,13 +438,13 @@ def test_threads_of_emulators_give_way_and_no_others_do() -> None:
         found = [os.getpriority(os.PRIO_PROCESS, x.native_id or 0) for x in (before, within, after)]
     finally:
         done.set()
-    assert found == [mine, max(mine, 10), mine]
+    assert found == [NICENESS, max(NICENESS, 10), NICENESS]
     threads = set(os.listdir("/proc/self/task"))
     games = Atari("pong", 2, 2)
     emulators = set(os.listdir("/proc/self/task")) - threads
     assert emulators
-    assert {os.getpriority(os.PRIO_PROCESS, int(x)) for x in emulators} == {max(mine, 10)}
-    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+    assert {os.getpriority(os.PRIO_PROCESS, int(x)) for x in emulators} == {max(NICENESS, 10)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == NICENESS
     games.close()
 
 
