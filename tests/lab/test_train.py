@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import shutil
 import signal
 import struct
@@ -152,7 +153,11 @@ def test_killed_twenty_times_it_ends_as_if_nothing_had_happened(tmp_path: Path) 
         process.send_signal(signal.SIGKILL)
         process.communicate()
         kills += 1
-        saved = Checkpoints(broken / "checkpoints" / "last") if (broken / "checkpoints").exists() else None
+        saved = (
+            Checkpoints(broken / "checkpoints" / "last", read_only=True)
+            if (broken / "checkpoints").exists()
+            else None
+        )
         if saved and saved.newest is not None:
             reached.append(saved.notes()["frames"])
             saved.close()
@@ -184,6 +189,20 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints" / "last")
     frames = checkpoints.notes()["frames"]
     assert frames >= int(read_table(tmp_path / "run" / "metrics.csv")[-1]["frames"])
+    assert read_manifest(tmp_path / "run")["finished"] is None
+
+
+@pytest.mark.xdist_group("kill")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """Files may not be larger than 32 kB, which the tables are not, but a checkpoint is."""
+    command = f"ulimit -f 64; exec {shlex.join([*COMMAND, '--out', str(tmp_path / 'run')])}"
+    environment = {k: v for k, v in sharing_what_is_compiled().items() if not k.startswith("JAX_")}
+    ended = subprocess.run(
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "a checkpoint could not be written to" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert read_manifest(tmp_path / "run")["finished"] is None
 
 
@@ -346,6 +365,16 @@ def test_damaged_checkpoints_and_those_of_other_versions_are_named(catch: Path, 
     shutil.rmtree(spoilt("half") / "agent")
     with pytest.raises(LabError, match="is damaged"):
         replace(more, out=tmp_path / "half").run()
+
+
+@pytest.mark.xdist_group("catch")
+def test_who_reads_leaves_alone_what_is_being_written(catch: Path) -> None:
+    half = catch / "checkpoints" / "last" / "999999.orbax-checkpoint-tmp"
+    half.mkdir()
+    trained = load(catch, "last")
+    trained.policy(make(CATCH, 1, training=False).network("float32"))
+    assert half.exists()
+    half.rmdir()
 
 
 @pytest.mark.xdist_group("catch")

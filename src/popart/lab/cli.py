@@ -40,7 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
     except LabError as error:
         _exit(str(error), 2)
     except KeyboardInterrupt:
-        print("popart: stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        next_time = "begins anew" if isinstance(command, Evaluate | Watch) else "goes on from here"
+        print(f"popart: stopped; the same command {next_time}", file=sys.stderr, flush=True)
         os._exit(130)  # threads may be in the middle of a long computation, which nobody waits for
 
 

@@ -1,6 +1,8 @@
 """What this machine has, and how to keep all of it busy."""
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -46,7 +48,8 @@ def giving_way() -> Iterator[None]:
     if before is not None:
         for thread in set(os.listdir(tasks)) - before:
             with suppress(OSError):  # it has ended
-                os.setpriority(os.PRIO_PROCESS, int(thread), 10)
+                now = os.getpriority(os.PRIO_PROCESS, int(thread))
+                os.setpriority(os.PRIO_PROCESS, int(thread), max(now, 10))
 
 
 def use_device(device: str) -> None:
@@ -81,3 +84,24 @@ def free_memory() -> int:
     except (OSError, ValueError):
         return available
     return min(available, most - used)
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """Ctrl-C, or a polite end by the system, is heard between two steps; a second Ctrl-C at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def hear(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = [(number, signal.signal(number, hear)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield stop
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -92,8 +92,8 @@ class Watch:
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """What computes: a GPU if there is one, or what is asked for."""
 
-    out: Path | None = None
-    """Where to write the film; one that is there is replaced. (default: RUN/watch.mp4)"""
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: RUN/watch.mp4)")] = None
+    """Where to write the film; one that is there is replaced."""
 
     def __post_init__(self) -> None:
         check_between("epsilon", self.epsilon, 0, 1)

@@ -1,6 +1,9 @@
 """Checkpoints: written in the background, each as a whole or not at all; the last and the best are kept."""
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +12,23 @@ import orbax.checkpoint as ocp
 
 from popart.lab.checks import LabError
 
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong comes up as an exception, too
+
 FORMAT = 1
 """Changes when older checkpoints can no longer be read."""
 
 
 class Checkpoints:
-    """The newest checkpoint of a run: when the next one is whole, the one before is removed."""
+    """The newest checkpoint of a run: when the next one is whole, the one before is removed.
 
-    def __init__(self, folder: Path) -> None:
+    Who only reads must say so: what is being written meanwhile looks like what a killed process left.
+    """
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self._folder = folder.absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=None if read_only else 1, cleanup_tmp_directories=not read_only, read_only=read_only
+        )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
 
     @property
@@ -29,7 +39,9 @@ class Checkpoints:
         """Take a copy now, and write it while other work goes on. Notes are as JSON has them."""
         parts = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
         notes = {**notes, "format": FORMAT}
-        self._manager.save(step, args=ocp.args.Composite(**parts, notes=ocp.args.JsonSave(notes)), force=True)
+        whole = ocp.args.Composite(**parts, notes=ocp.args.JsonSave(notes))
+        with self._writing():
+            self._manager.save(step, args=whole, force=True)
 
     def notes(self) -> dict[str, Any]:
         """Of the newest, or an error that says what is wrong with it."""
@@ -51,9 +63,10 @@ class Checkpoints:
         try:
             return self._manager.restore(self.newest, args=ocp.args.Composite(**{name: args}))[name]
         except (ValueError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            reason = str(error).strip().split("\n")[0][:200]
+            if not self._where.exists():
+                raise LabError(f"{self._where} was replaced while it was read; try again") from error
             raise LabError(
-                f"{self._where} is damaged or was written by another version ({reason}); "
+                f"{self._where} is damaged or was written by another version ({_reason(error)}); "
                 "move it away to begin anew, or give another --out"
             ) from error
 
@@ -63,7 +76,24 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until all is written."""
-        self._manager.wait_until_finished()
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What went wrong in the background comes up when the next thing is asked for."""
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:
+            raise LabError(
+                f"a checkpoint could not be written to {self._folder} ({_reason(error)}); "
+                "the one before it is whole, and the same command goes on from it"
+            ) from error
 
     def close(self) -> None:
-        self._manager.close()
+        with self._writing():
+            self._manager.close()
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]

@@ -26,7 +26,7 @@ class Trained(NamedTuple):
 
     def policy(self, network: Network) -> Policy:
         start = learner.init(self.settings.learning, network, jax.random.key(0))
-        checkpoints = Checkpoints(self.folder)
+        checkpoints = Checkpoints(self.folder, read_only=True)
         try:
             return checkpoints.arrays("policy", Policy(start.params, start.statistics))
         finally:
@@ -47,7 +47,7 @@ def load(folder: Path, which: Which) -> Trained:
         path = folder / "checkpoints" / name
         if not path.is_dir():
             continue
-        checkpoints = Checkpoints(path)
+        checkpoints = Checkpoints(path, read_only=True)
         try:
             if checkpoints.newest is not None:
                 return Trained(settings, path, name, checkpoints.notes()["frames"])

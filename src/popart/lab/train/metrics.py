@@ -1,12 +1,16 @@
 """What is written down while an agent learns: a table, and the same for TensorBoard."""
 
 import csv
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto import event_pb2, summary_pb2
 
+from popart.lab.checks import LabError
 from popart.lab.dqn.learner import Metrics
 from popart.lab.runs import Run
 
@@ -19,27 +23,54 @@ class Table:
     """Rows in metrics.csv and in TensorBoard's events; those after `frames` are of a run that was killed."""
 
     def __init__(self, run: Run, frames: int) -> None:
-        rows = [row for row in run.read_table(NAME) if row["frames"] and int(row["frames"]) <= frames]
+        whole = [row for row in run.read_table(NAME) if None not in row.values()]
+        rows = [row for row in whole if int(row["frames"]) <= frames]
         self._path = run.folder / f"{NAME}.csv"
         if rows:
             run.write_table(NAME, rows)
         else:
             self._path.unlink(missing_ok=True)
-        self._events = SummaryWriter(str(run.folder / "tensorboard"), purge_step=frames + 1)
+        folder = run.folder / "tensorboard"
+        with self._writing():
+            folder.mkdir(exist_ok=True)
+            self._events = EventsWriter(str(folder / "events"))  # SummaryWriter hangs when a disk is full
+            begun = _proto(event_pb2, "SessionLog")(status=_proto(event_pb2, "SessionLog").START)
+            self._write_event(step=frames + 1, session_log=begun)
 
     def add(self, row: Mapping[str, Any]) -> None:
         new = not self._path.exists()
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, row.keys(), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow({k: "" if v is None else v for k, v in row.items()})
-        for name, value in row.items():
-            if value is not None and name != "frames":
-                self._events.add_scalar(name, value, row["frames"])
+        with self._writing():
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, row.keys(), lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerow({k: "" if v is None else v for k, v in row.items()})
+            shown = {k: v for k, v in row.items() if v is not None and k != "frames"}
+            values = [{"tag": name, "simple_value": value} for name, value in shown.items()]
+            self._write_event(step=row["frames"], summary=_proto(summary_pb2, "Summary")(value=values))
+
+    def _write_event(self, **content: Any) -> None:
+        self._events.write_event(_proto(event_pb2, "Event")(wall_time=time.time(), **content))
+        self._events.flush()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LabError(
+                f"{self._path} and what is beside it cannot be written: {error.strerror}; "
+                "the same command goes on from the last checkpoint"
+            ) from error
 
     def close(self) -> None:
-        self._events.close()
+        with suppress(OSError):  # all that was written is flushed
+            self._events.close()
+
+
+def _proto(module: Any, name: str) -> Any:
+    """A message's class, which is made when the module is imported."""
+    return getattr(module, name)
 
 
 def summary(updates: np.ndarray) -> dict[str, float | None]:

@@ -5,11 +5,7 @@ device behind what the network is learning, the others play. Python does no more
 and what to do. The order of all this does not depend on time, so that a run depends on its settings alone.
 """
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +22,7 @@ from popart.lab.dqn.learner import Learner, Settings
 from popart.lab.dqn.networks import Network
 from popart.lab.dqn.replay import Replay, Seen
 from popart.lab.environments import Environments, Scores
-from popart.lab.machine import cores, free_memory, use_device
+from popart.lab.machine import cores, free_memory, stopping, use_device
 from popart.lab.progress import progress, quantity
 from popart.lab.runs import Run, command_line
 from popart.lab.train import GROUPS, SMALL, Train
@@ -39,8 +35,8 @@ AGENTS = {"clipped": "Double DQN, clipped", "unclipped": "Double DQN, unclipped"
 RECENT = 100
 """Episodes whose mean is the score that is shown."""
 
-EVALUATION = {"episodes": 32, "frames": 27_000, "epsilon": 0.01}
-"""Of agents in training, to find the best."""
+EPISODES, LONGEST, EPSILON = 32, 27_000, 0.01
+"""Of evaluations in training, to find the best agent; the longest episode is in frames."""
 
 BUSY = 2
 """Threads that emulate, for each core that may: half of the groups may wait, and all cores are busy."""
@@ -52,9 +48,7 @@ RESERVE = 2**30
 def run(settings: Train) -> Path:
     asked, settings = settings, settings.filled()
     use_device(settings.device)
-    title = (
-        f"{SMALL[settings.game].label if not settings.is_atari else _title(settings.game)}: {settings.agent}"
-    )
+    title = f"{_title(settings.game)}: {AGENTS[settings.agent]}"
     command = command_line("train", cast("Any", asked))
     with Run("train", title, cast("Any", settings), Train.FREE, command) as run:
         if run.finished and settings.frames > run.settings["frames"]:
@@ -194,8 +188,8 @@ class Training:
         shown, told = self.counts.frames, 0.0
         with (
             progress(self.folder.name, s.frames, "frames", self.counts.frames) as advance,
-            _stopping() as stop,
-        ):  # pyright: ignore[reportArgumentType]
+            stopping() as stop,
+        ):
             while self.counts.frames < s.frames:
                 for group in range(len(self.groups)):
                     self.step(group)
@@ -307,13 +301,12 @@ class Training:
         """Play some episodes, and keep the agent if it is the best so far."""
         counts = self.counts
         counts.evaluated = counts.frames
-        number = EVALUATION["episodes"]
         if self._evaluator is None:
-            options = {"episode": EVALUATION["frames"]} if self.settings.is_atari else {}
-            self._evaluator = make(self.settings, number, training=False, **options)
+            options = {"episode": LONGEST} if self.settings.is_atari else {}
+            self._evaluator = make(self.settings, EPISODES, training=False, **options)
         policy = Policy(self.agent.params, self.agent.statistics)
         seed = int(np.random.SeedSequence((self.settings.seed, counts.frames)).generate_state(1)[0] >> 1)
-        player = Player(self.network, self._evaluator, policy, EVALUATION["epsilon"], seed)
+        player = Player(self.network, self._evaluator, policy, EPSILON, seed)
         score = float(np.mean(first_episodes(player)))
         rows = [r for r in self._run.read_table("evaluations") if int(r["frames"]) < counts.frames]
         self._run.write_table("evaluations", [*rows, {"frames": counts.frames, "score": score}])
@@ -427,24 +420,3 @@ def _learn(
 
 def _mean(values: list[float]) -> float | None:
     return float(np.mean(values)) if values else None
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Ctrl-C, or a polite end by the system, is heard between two steps; a second Ctrl-C at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def hear(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = [(number, signal.signal(number, hear)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield stop
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
