@@ -9,6 +9,8 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -45,9 +47,11 @@ def without_times(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
 
-def training(settings: Train, out: Path) -> Training:
+@contextmanager
+def training(settings: Train, out: Path) -> Iterator[Training]:
     filled = replace(settings, out=out).filled()
-    return Training(Run("train", "a test", cast("Any", filled), Train.FREE).__enter__(), filled)
+    with Run("train", "a test", cast("Any", filled), Train.FREE) as run, Training(run, filled) as begun:
+        yield begun
 
 
 @pytest.mark.xdist_group("catch")
@@ -226,12 +230,14 @@ def test_rewards_times_a_power_of_two_change_nothing_on_a_small_game(
 
 @pytest.mark.xdist_group("atari")
 def test_rewards_times_a_power_of_two_change_no_bit_on_atari(tmp_path: Path) -> None:
-    runs = [training(replace(TINY, reward_scale=scale), tmp_path / str(scale)) for scale in (1.0, 2.0**30)]
-    for run in runs:
-        while run.counts.frames < 900:
-            for group in range(4):
-                run.step(group)
-    one, other = runs
+    found = []
+    for scale in (1.0, 2.0**30):
+        with training(replace(TINY, reward_scale=scale), tmp_path / str(scale)) as run:
+            while run.counts.frames < 900:
+                for group in range(4):
+                    run.step(group)
+            found.append(run)
+    one, other = found
     assert one.counts.updates == other.counts.updates > 20
     assert np.abs(one.memory.reward).sum() > 0
     np.testing.assert_array_equal(one.memory.action, other.memory.action)
@@ -239,9 +245,8 @@ def test_rewards_times_a_power_of_two_change_no_bit_on_atari(tmp_path: Path) -> 
     jax.tree.map(np.testing.assert_array_equal, one.agent.params, other.agent.params)
     jax.tree.map(np.testing.assert_array_equal, one.agent.target_params, other.agent.target_params)
     jax.tree.map(np.testing.assert_array_equal, one.agent.moments, other.agent.moments)
-    (scale, shift), (larger, shifted) = (
-        TINY.filled().learning.art.affine(r.agent.statistics)[:2] for r in runs
-    )
+    art = TINY.filled().learning.art
+    (scale, shift), (larger, shifted) = (art.affine(run.agent.statistics)[:2] for run in found)
     assert (larger, shifted) == (2.0**30 * scale, 2.0**30 * shift)
     assert scale > 0
 
@@ -249,39 +254,38 @@ def test_rewards_times_a_power_of_two_change_no_bit_on_atari(tmp_path: Path) -> 
 @pytest.mark.xdist_group("atari")
 def test_one_environment_follows_the_sequence_of_the_paper(tmp_path: Path) -> None:
     """An update after every fourth step, a copy after every so many steps, each step with all before it."""
-    run = training(replace(TINY, num_envs=1, warm_up=20, copy_every=12), tmp_path / "one")
-    assert len(run.groups) == 1
     steps, copies = [], []
-    for _ in range(60):
-        before = run.counts.updates, np.array(run.agent.target_params["head"]["w"])
-        run.step(0)
-        if run.counts.updates > before[0]:
-            steps.append(run.counts.steps)
-        if (before[1] != run.agent.target_params["head"]["w"]).any():
-            copies.append(run.counts.updates)
+    with training(replace(TINY, num_envs=1, warm_up=20, copy_every=12), tmp_path / "one") as run:
+        assert len(run.groups) == 1
+        for _ in range(60):
+            before = run.counts.updates, np.array(run.agent.target_params["head"]["w"])
+            run.step(0)
+            if run.counts.updates > before[0]:
+                steps.append(run.counts.steps)
+            if (before[1] != run.agent.target_params["head"]["w"]).any():
+                copies.append(run.counts.updates)
+        assert int(run.memory.written[0]) == 60
+        assert float(run.schedule.epsilon_at(run.acting.steps)) == pytest.approx(1 - 0.99 * 40 / 100)
     assert steps == list(range(24, 61, 4))
     assert copies == [3, 6, 9]
-    assert int(run.memory.written[0]) == 60
-    assert float(run.schedule.epsilon_at(run.acting.steps)) == pytest.approx(1 - 0.99 * 40 / 100)
 
 
 @pytest.mark.xdist_group("atari")
 def test_without_its_replay_it_fills_a_new_one_first(tmp_path: Path) -> None:
     """Emulators start anew in either case, and no transition reaches over that."""
     for kept in (True, False):
-        settings = replace(TINY, save_replay=kept, out=tmp_path / f"{kept}", frames=640)
+        out = tmp_path / f"{kept}"
+        settings = replace(TINY, save_replay=kept, frames=640, out=out)
         settings.run()
-        run = training(replace(settings, frames=1200), settings.out or tmp_path)
-        assert run.counts.frames == 640
-        updates = run.counts.updates
-        assert updates == 16
-        assert int(run.memory.written.sum()) == (4 * 41 if kept else 0)
-        if kept:
-            assert run.memory.last[:, 40].all()
-        for group in range(4):
-            run.step(group)
-        assert run.counts.updates == updates + int(kept)
-        run._run.__exit__()
+        with training(replace(settings, frames=1200), out) as run:
+            assert run.counts.frames == 640
+            assert run.counts.updates == 16
+            assert int(run.memory.written.sum()) == (4 * 41 if kept else 0)
+            if kept:
+                assert run.memory.last[:, 40].all()
+            for group in range(4):
+                run.step(group)
+            assert run.counts.updates == 16 + int(kept)
 
 
 @pytest.mark.xdist_group("atari")

@@ -6,6 +6,7 @@ and what to do. The order of all this does not depend on time, so that a run dep
 """
 
 import time
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,9 @@ EPISODES, LONGEST, EPSILON = 32, 27_000, 0.01
 
 BUSY = 2
 """Threads that emulate, for each core that may: half of the groups may wait, and all cores are busy."""
+
+AHEAD = 2
+"""Turns whose work the device has before the first one's actions are waited for, so that it never waits."""
 
 RESERVE = 2**30
 """Bytes for all that is not the replay."""
@@ -133,6 +137,7 @@ class Training:
         self.schedule = settings.schedule
         self.per_call = max(1, self.schedule.updates(0, self.size))
         self.counts = Counts()
+        self._waiting: deque[tuple[Environments, jax.Array]] = deque()
         self._pending: list[jax.Array] = []
         self._latest: learner.Metrics | None = None
         self._told = time.monotonic(), 0
@@ -235,7 +240,10 @@ class Training:
         ended = self.scores[group].add(seen)
         counts.scores += ended
         counts.episodes += len(ended)
-        games.send(np.asarray(action))
+        self._waiting.append((games, action))
+        if len(self._waiting) == min(AHEAD, len(self.groups)):
+            games, action = self._waiting.popleft()
+            games.send(np.asarray(action))
 
     def _keep_books(self) -> None:
         """Rows, evaluations and checkpoints, when they are due."""
@@ -285,8 +293,8 @@ class Training:
         counts = self.counts
         recent = (counts.recent + counts.scores)[-RECENT:]
         words = [f"score {_mean(recent):.4g}" if recent else "no episode yet"]
-        if len(self._pending) > 2:  # the newest may not be computed yet
-            self._latest = learner.Metrics(*np.asarray(self._pending[-3])[:, -1])
+        if len(self._pending) > 3:  # the newest may not be computed yet
+            self._latest = learner.Metrics(*np.asarray(self._pending[-4])[:, -1])
         if self._latest:
             now, latest = time.monotonic(), self._latest
             rate = (counts.updates - self._told[1]) / max(now - self._told[0], 1e-9)
