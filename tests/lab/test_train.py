@@ -18,12 +18,13 @@ from typing import Any, cast
 import jax
 import numpy as np
 import pytest
+import tyro
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
 from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.dqn import agent
-from popart.lab.runs import Run, read_manifest, read_table
+from popart.lab.runs import Run, command_line, read_manifest, read_table
 from popart.lab.train import Train
 from popart.lab.train.checkpoints import Checkpoints
 from popart.lab.train.loading import load
@@ -299,6 +300,16 @@ def test_the_three_agents_share_one_program() -> None:
     assert len(same) == 1
 
 
+def test_the_command_in_the_manifest_asks_for_the_same_run() -> None:
+    asked = Train(
+        "ms_pacman", "clipped", 1000, num_envs=8, save_replay=False, undo_wraps=True, step_size=3e-4
+    )
+    words = shlex.split(command_line("train", cast("Any", asked)))
+    assert words[:2] == ["popart", "train"]
+    assert "--no-save-replay" in words
+    assert tyro.cli(Train, args=words[2:]) == asked
+
+
 def test_defaults_are_those_of_double_dqn() -> None:
     settings = Train("ms_pacman").filled()
     assert settings.schedule == agent.Schedule(50_000, 1_000_000, 0.01, 4, 30_000)
@@ -404,6 +415,7 @@ def test_evaluate_tells_the_score(catch: Path, capsys: pytest.CaptureFixture[str
     main(["evaluate", str(catch), "--episodes", "50", "--device", "cpu"])
     out = Path(capsys.readouterr().out.strip().splitlines()[-1])
     assert out.parent == catch
+    assert read_manifest(out)["command"] == f"popart evaluate {catch} --episodes 50 --device cpu"
     scores = [float(row["score"]) for row in read_table(out / "episodes.csv")]
     (summary,) = read_table(out / "summary.csv")
     assert len(scores) == 50

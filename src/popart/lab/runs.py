@@ -267,13 +267,19 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
 
 
 def command_line(experiment: str, settings: Settings) -> str:
-    """The command that asks for these settings."""
+    """The command that asks for these settings. What has no default has no name there."""
     words = ["popart", experiment]
     for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if value != field.default:
+        value, name = getattr(settings, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if field.default is dataclasses.MISSING:
+            words.append(str(value))
+        elif isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
             values: Iterable[Any] = value if isinstance(value, tuple) else (value,)
-            words += [f"--{field.name.replace('_', '-')}", *map(_word, values)]
+            words += [f"--{name}", *map(_word, values)]
     return shlex.join(words)
 
 

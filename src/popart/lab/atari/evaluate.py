@@ -12,7 +12,7 @@ from popart.lab.atari.games import Score, scores
 from popart.lab.figures import ART, INK, POPART, styled, subplots
 from popart.lab.machine import use_device
 from popart.lab.progress import progress
-from popart.lab.runs import Run
+from popart.lab.runs import Run, command_line
 from popart.lab.train.curves import COLOUR
 from popart.lab.train.loading import load
 from popart.lab.train.playing import Player, first_episodes, make
@@ -28,7 +28,8 @@ def run(settings: Evaluate) -> Path:
     game = trained.settings.game
     title = f"{game}: {trained.settings.agent}, evaluated after {trained.frames:,} frames"
     out = settings.run_folder / f"evaluation-{trained.which}-{trained.frames}"
-    with Run("evaluate", title, settings.at(out), ("threads", "device")) as run:
+    command = command_line("evaluate", settings)
+    with Run("evaluate", title, settings.at(out), ("threads", "device"), command) as run:
         if not run.finished:
             options = {"episode": EPISODE} if trained.settings.is_atari else {}
             games = make(trained.settings, settings.episodes, settings.threads, training=False, **options)
