@@ -2,11 +2,11 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -35,15 +35,27 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advan
             _Rate(unit),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=console, transient=True) as bar:
+        with _Bar(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=total, completed=done)
 
             def advance(amount: float, doing: str | None = None) -> None:
-                bar.update(task, advance=amount, description=f"{title}: {doing}" if doing else title)
+                bar.doing = doing or ""
+                bar.update(task, advance=amount)
 
             yield advance
     else:
         yield _Lines(title, total, unit, done)
+
+
+class _Bar(Progress):
+    """A bar, and below it a line of what is being done."""
+
+    doing = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.doing:
+            yield Text(f"  {self.doing}", no_wrap=True, overflow="ellipsis")
 
 
 class _Rate(TextColumn):
@@ -83,4 +95,4 @@ def quantity(x: float) -> str:
     for power, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if x >= power:
             return f"{x / power:.3g}{prefix}"
-    return f"{x:.3g} "
+    return f"{x:.3g}"
