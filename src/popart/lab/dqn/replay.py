@@ -119,13 +119,12 @@ def sample(replay: Replay, key: jax.Array, batch: int, stacked: int) -> Transiti
     chosen = jnp.argmax(fine, 0)[None]
     environment, slot, fine = (jnp.take_along_axis(x, chosen, 0)[0] for x in (environment, slot, fine))
     at = environment, slot % replay.slots
-    frames = _stack(replay, environment, slot + 1, stacked + 1)  # both are of the same episode
     return Transitions(
-        frames[..., :-1],
+        _stack(replay, environment, slot, stacked),
         replay.action[at],
         replay.reward[at],
         replay.terminal[at],
-        frames[..., 1:],
+        _stack(replay, environment, slot + 1, stacked),
         fine.astype(jnp.float32),
     )
 
