@@ -2,18 +2,22 @@
 
 - emulators: all environments with random actions, with the same threads, and no network.
 - learner: the updates alone, from the same replay, as frames per second (16 frames per update).
-- end to end: training as `popart train` does it, logging and checkpoints included, from the first update on.
+- end to end: training as `popart train` does it, from the first update on, with its logs and checkpoints, but
+  without the replay in these, and without evaluations.
 
 All in one process, one after the other. On a GPU, where emulators and learner have hardware of their own, the
 limit is the slower of the two; on a CPU they share it, and the limit is what both allow one after the other.
 
     python -m benchmarks.atari --game breakout --frames 20_000_000 --path results/atari_gpu.csv
 
-The run's folder stays, as one of `popart train`.
+With `--out`, the run's folder stays, as one of `popart train`.
 """
 
 import argparse
 import csv
+import shlex
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -94,6 +98,7 @@ def main() -> None:
     parser.add_argument("--path", type=Path, default=Path("results/atari_cpu.csv"))
     options = vars(parser.parse_args())
     seconds, path = options.pop("seconds"), options.pop("path")
+    options["out"] = options["out"] or Path(tempfile.mkdtemp()) / "run"
     settings = Train(**options, evaluate_every=0, save_replay=False).filled()
     with Run("train", f"{settings.game}: {settings.agent}", settings, Train.FREE) as run:  # pyright: ignore[reportArgumentType]
         with Training(run, settings) as training:
@@ -114,8 +119,12 @@ def main() -> None:
     ]
     header = ["game", "dtype", "what", "frames/s", "updates/s", "end to end / this"]
     device = f"{'CPU' if on_cpu else jax.devices()[0].device_kind}, {cores()} cores"
-    publish(path, header, rows, "atari", device, num_envs=settings.num_envs, threads=settings.threads,
-            replay=settings.replay, seconds=round(took, 1))  # fmt: skip
+    asked = {
+        "arguments": shlex.join(sys.argv[1:]),
+        "num_envs": settings.num_envs,
+        "threads": settings.threads,
+    }
+    publish(path, header, rows, "atari", device, **asked, replay=settings.replay, seconds=round(took, 1))
 
 
 if __name__ == "__main__":

@@ -115,6 +115,23 @@ def test_samples_are_exactly_what_a_plain_record_allows(
     assert np.asarray(batch.weight).mean() > 0.9
 
 
+def test_what_was_not_written_has_no_weight() -> None:
+    """Of two environments, one has not filled a stack yet."""
+    memory = replay.init(2, 20, (), jnp.int32)
+    for i in range(10):
+        for first in (0, 1) if i < 3 else (0,):
+            seen = Seen(
+                np.array([i + 1]), np.ones(1), np.array([False]), np.array([i == 0]), np.array([False])
+            )
+            memory = replay.insert(memory, jax.tree.map(jnp.asarray, seen), first)
+            memory = replay.record(memory, jnp.zeros(1, jnp.int32), first)
+    batch = replay.sample(memory, jax.random.key(0), 500, 4)
+    fine = np.asarray(batch.weight) > 0
+    assert 0.7 < fine.mean() < 1
+    assert np.asarray(batch.reward)[fine].all()
+    assert np.asarray(batch.observation)[fine].all()
+
+
 def test_samples_are_uniform() -> None:
     world, memory = play(3, 40, 100, seed=1)
     allowed = world.transitions(40, 4)

@@ -114,6 +114,7 @@ class Run:
             for left_over in self.folder.glob(".*.tmp"):  # by a process that was killed while it wrote
                 left_over.unlink()
             if not self.finished:
+                self._manifest.update(self._asked, command=self.command)
                 self._manifest["continued"].append({"at": now, "versions": versions})
                 self._write_manifest()
             return

@@ -146,8 +146,9 @@ class Norms:
     def __post_init__(self) -> None:
         check_names("games", self.games, [score.game for score in scores()])
         check_names("agents", self.agents, ("unclipped", "clipped", "popart"))
-        check_whole("num_envs", self.num_envs, 1)
-        check_whole("warm_up", self.warm_up, 0)
+        from popart.lab.train import Train
+
+        Train(self.games[0], num_envs=self.num_envs, seed=self.seed, warm_up=self.warm_up)  # checks these
         check_whole("copy_every", self.copy_every, 4)
         check_whole("frames", self.frames, 4 * self.warm_up + 64 * ROWS)
 

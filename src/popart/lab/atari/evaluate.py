@@ -27,17 +27,22 @@ def run(settings: Evaluate) -> Path:
     trained = load(settings.run_folder, settings.which)
     game = trained.settings.game
     title = f"{game}: {trained.settings.agent}, evaluated after {trained.frames:,} frames"
-    out = settings.run_folder / f"evaluation-{trained.which}-{trained.frames}"
+    protocol = f"{settings.episodes}-{settings.epsilon:g}-{settings.seed}"
+    out = settings.run_folder / f"evaluation-{trained.which}-{trained.frames}-{protocol}"
     command = command_line("evaluate", settings)
-    with Run("evaluate", title, settings.at(out), ("threads", "device"), command) as run:
+    with Run(
+        "evaluate", title, settings.at(out), ("run_folder", "which", "threads", "device"), command
+    ) as run:
         if not run.finished:
             options = {"episode": EPISODE} if trained.settings.is_atari else {}
             games = make(trained.settings, settings.episodes, settings.threads, training=False, **options)
             network = games.network(trained.settings.dtype)
             player = Player(network, games, trained.policy(network), settings.epsilon, settings.seed)
             with progress("evaluate", settings.episodes, "episodes") as advance:
-                found = first_episodes(player, advance)
+                found = first_episodes(player, advance) or []
             games.close()
+            if games.wraps:
+                print(f"{games.wraps} times a score wrapped around; train with --undo-wraps to count on")
             rows = [{"episode": i, "score": score} for i, score in enumerate(found)]
             paper = next((s for s in scores() if s.game == game), None)
             summary = _summary(trained.settings.agent, trained.frames, found, paper)

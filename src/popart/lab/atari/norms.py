@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from popart.lab.atari import ROWS, Norms
 from popart.lab.dqn.learner import AgentName
 from popart.lab.figures import letter, styled, subplots
+from popart.lab.machine import use_device
 from popart.lab.runs import Run, read_table
 from popart.lab.train import Train
 from popart.lab.train.curves import COLOUR
@@ -38,6 +39,7 @@ class Line(NamedTuple):
 
 
 def run(settings: Norms) -> Path:
+    use_device(settings.device)
     with Run("norms", "Norms of gradients on Atari (Fig. 1b)", settings, ("device",)) as run:
         if not run.finished:
             cases = [(game, agent) for game in settings.games for agent in settings.agents]

@@ -112,10 +112,11 @@ def newest(replay: Replay, stacked: int, first: Index = 0, environments: int | N
 def sample(replay: Replay, key: jax.Array, batch: int, stacked: int) -> Transitions:
     """Transitions drawn uniformly from all whose stacks are still there.
 
-    The few slots without an action are drawn again, twice; a third time they get a weight of 0.
+    The few slots without an action are drawn again, twice; a third time they get a weight of 0, as do all
+    of an environment that has not filled a stack yet.
     """
     environment, slot = _draw(replay, key, (3, batch), stacked)
-    fine = ~replay.last[environment, slot % replay.slots]
+    fine = ~replay.last[environment, slot % replay.slots] & (slot < replay.written[environment] - 1)
     chosen = jnp.argmax(fine, 0)[None]
     environment, slot, fine = (jnp.take_along_axis(x, chosen, 0)[0] for x in (environment, slot, fine))
     at = environment, slot % replay.slots

@@ -125,7 +125,7 @@ class Train:
     """Whether checkpoints have the replay. Without it, who goes on fills a new one first."""
 
     threads: Annotated[int | None, _hint("one per core")] = None
-    """That emulate."""
+    """For so many cores; twice as many run, of which half wait."""
 
     device: Device = "auto"
     """What computes: a GPU if there is one, or what is asked for."""
@@ -150,6 +150,8 @@ class Train:
             check_positive("step_size", self.step_size)
         if self.threads is not None:
             check_whole("threads", self.threads, 1)
+        if not self.is_atari and (self.sticky or self.undo_wraps or self.dtype != "float32"):
+            raise ValueError(f"sticky, undo_wraps and dtype are for Atari; game is {self.game!r}")
         if self.is_atari and self.num_envs > 1 and self.num_envs % GROUPS:
             raise ValueError(
                 f"num_envs is {self.num_envs}; it must be 1 or a multiple of {GROUPS}, because environments "

@@ -37,6 +37,8 @@ class Checkpoints:
 
     def save(self, step: int, notes: dict[str, Any], **arrays: Any) -> None:
         """Take a copy now, and write it while other work goes on. Notes are as JSON has them."""
+        if step == self.newest:
+            return  # it is the same
         parts = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
         notes = {**notes, "format": FORMAT}
         whole = ocp.args.Composite(**parts, notes=ocp.args.JsonSave(notes))
@@ -55,8 +57,9 @@ class Checkpoints:
         return notes
 
     def arrays(self, name: str, like: Any) -> Any:
-        """Of the newest, what was saved under a name, which has the shape of `like`."""
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        """Of the newest, what was saved under a name, which has the shapes and types of `like`."""
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
         return self._restore(name, ocp.args.StandardRestore(abstract))
 
     def _restore(self, name: str, args: Any) -> Any:

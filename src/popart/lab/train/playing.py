@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import Any, NamedTuple
 
 import jax
@@ -84,8 +85,10 @@ class Player:
         )
 
 
-def first_episodes(player: Player, advance: Callable[[int], None] | None = None) -> list[float]:
-    """The score of the first episode in each environment.
+def first_episodes(
+    player: Player, advance: Callable[[int], None] | None = None, stop: Event | None = None
+) -> list[float] | None:
+    """The score of the first episode in each environment; None if it was stopped.
 
     First ones, because among those that end within some time short ones are too many. `advance` is told how
     many ended with each step.
@@ -93,6 +96,8 @@ def first_episodes(player: Player, advance: Callable[[int], None] | None = None)
     scores, done = Scores(player.environments.number), np.zeros(player.environments.number, bool)
     found = scores.now
     while not done.all():
+        if stop and stop.is_set():
+            return None
         seen = player.step()
         scores.add(seen)
         ended = np.asarray(seen.last) & ~done

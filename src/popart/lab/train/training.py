@@ -5,6 +5,7 @@ device behind what the network is learning, the others play. Python does no more
 and what to do. The order of all this does not depend on time, so that a run depends on its settings alone.
 """
 
+import threading
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
@@ -53,6 +54,7 @@ def run(settings: Train) -> Path:
     asked, settings = settings, settings.filled()
     use_device(settings.device)
     title = f"{_title(settings.game)}: {AGENTS[settings.agent]}"
+    check_replay(settings)
     command = command_line("train", cast("Any", asked))
     with Run("train", title, cast("Any", settings), Train.FREE, command) as run:
         if run.finished and settings.frames > run.settings["frames"]:
@@ -123,7 +125,6 @@ class Training:
         self.folder, self.settings, self._run = run.folder, settings, run
         groups = GROUPS if settings.is_atari and settings.num_envs > 1 else 1
         self.size: int = settings.num_envs // groups
-        check_replay(settings)
         threads = max(1, BUSY * (settings.threads or cores()) // groups) if groups > 1 else 1
         self.groups: list[Environments] = []
         with progress("starting", settings.num_envs, "environments") as advance:
@@ -142,6 +143,7 @@ class Training:
         self._latest: learner.Metrics | None = None
         self._told = time.monotonic(), 0
         self._evaluator: Any = None
+        self._stop: threading.Event | None = None
         self._saved_at = time.monotonic()
         self._compile()
         self._begin()
@@ -172,15 +174,26 @@ class Training:
         slots = s.replay // s.num_envs
         self.agent = learner.init(s.learning, self.network, weights)
         self.acting, self.learning = Acting(acting, jnp.int32(0)), learning
-        self.memory = replay.init(s.num_envs, slots, games.shape, games.dtype)
         self.scores = [Scores(self.size) for _ in self.groups]
-        restart = 0
-        if self.checkpoints.newest is not None:
-            restart = self._run.continued
+        memory = partial(replay.init, s.num_envs, slots, games.shape, games.dtype)
+        before = self.checkpoints.newest is not None
+        if before and s.save_replay:
+            self.memory = jax.eval_shape(memory)  # there may be no room for two
+        else:
+            self.memory = memory()
+        if before:
             self._restore()
-        if not (restart and s.save_replay and self._has_worlds):
+        if not (before and s.save_replay and self._has_worlds):
+            restart = self._run.continued if before else 0
             for i, group in enumerate(self.groups):
                 group.start(int(np.random.SeedSequence((s.seed, restart, i)).generate_state(1)[0] >> 1))
+        rows = [r for r in self._run.read_table("evaluations") if int(r["frames"]) <= self.counts.frames]
+        if rows:
+            self._run.write_table("evaluations", rows)
+        else:
+            (self.folder / "evaluations.csv").unlink(missing_ok=True)
+        if self.best.newest is not None:
+            self.counts.best = self.best.notes()["score"]
         self.table = Table(self._run, self.counts.frames)
         self.clock = time.monotonic() - self.counts.seconds
 
@@ -191,10 +204,12 @@ class Training:
     def run(self) -> None:
         s = self.settings
         shown, told = self.counts.frames, 0.0
+        self._told = time.monotonic(), self.counts.updates
         with (
             progress(self.folder.name, s.frames, "frames", self.counts.frames) as advance,
             stopping() as stop,
         ):
+            self._stop = stop
             while self.counts.frames < s.frames:
                 for group in range(len(self.groups)):
                     self.step(group)
@@ -307,20 +322,26 @@ class Training:
 
     def _evaluate(self) -> None:
         """Play some episodes, and keep the agent if it is the best so far."""
-        counts = self.counts
-        counts.evaluated = counts.frames
+        counts, began = self.counts, time.monotonic()
         if self._evaluator is None:
             options = {"episode": LONGEST} if self.settings.is_atari else {}
             self._evaluator = make(self.settings, EPISODES, training=False, **options)
         policy = Policy(self.agent.params, self.agent.statistics)
         seed = int(np.random.SeedSequence((self.settings.seed, counts.frames)).generate_state(1)[0] >> 1)
         player = Player(self.network, self._evaluator, policy, EPSILON, seed)
-        score = float(np.mean(first_episodes(player)))
-        rows = [r for r in self._run.read_table("evaluations") if int(r["frames"]) < counts.frames]
+        found = first_episodes(player, stop=self._stop)
+        if found is None:
+            return
+        score = float(np.mean(found))
+        rows = self._run.read_table("evaluations")
         self._run.write_table("evaluations", [*rows, {"frames": counts.frames, "score": score}])
+        counts.evaluated = counts.frames
+        counts.began += time.monotonic() - began
         if counts.best is None or score > counts.best:
             counts.best = score
-            self.best.save(counts.turns, {"frames": counts.frames, "score": score}, policy=policy)
+            self.best.save(
+                (self.best.newest or 0) + 1, {"frames": counts.frames, "score": score}, policy=policy
+            )
 
     def save(self) -> None:
         """Begin a checkpoint of everything that the rest of the run depends on."""
