@@ -178,7 +178,7 @@ def test_games_that_part_are_an_error(asked: Watch, tmp_path: Path, monkeypatch:
 def test_a_small_game_has_no_screen(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = shutil.copytree(run, tmp_path / "small")
     manifest = json.loads((small / "manifest.json").read_text(encoding="utf-8"))
-    manifest["settings"]["game"] = "catch"
+    manifest["settings"].update(game="catch", sticky=0.0)
     (small / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(SystemExit):
         main(["watch", str(small), "--device", "cpu"])

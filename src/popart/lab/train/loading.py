@@ -42,7 +42,10 @@ def load(folder: Path, which: Which) -> Trained:
     unknown = [name for name in manifest["settings"] if name not in names]
     if unknown:
         raise LabError(f"{folder} was written by another version: this one has no setting {unknown[0]!r}")
-    settings = Train(**manifest["settings"], out=folder)
+    try:
+        settings = Train(**manifest["settings"], out=folder)
+    except ValueError as error:
+        raise LabError(f"{folder} has a manifest that does not make sense: {error}") from error
     for name in dict.fromkeys((which, "last")):
         path = folder / "checkpoints" / name
         if not path.is_dir():
