@@ -1,6 +1,6 @@
 """What all games have in common, for whoever plays them."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,13 +39,18 @@ class Environments(Protocol):
         """One that suits the game."""
         ...
 
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Lasting(Environments, Protocol):
+    """Environments that can be saved."""
+
     def state(self) -> Any:
-        """Where they are after `send`, as arrays; None if that cannot be known."""
+        """Where they are after `send`, as arrays."""
         ...
 
     def restore(self, state: Any) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Scores:

@@ -182,6 +182,15 @@ class Run:
         path = self.folder / f"{name}.csv"
         return read_table(path) if path.exists() else []
 
+    def cut_table(self, name: str, frames: int) -> None:
+        """Forget rows of later frames, which a process wrote that was killed, and one that it did not end."""
+        rows = self.read_table(name)
+        kept = [r for r in rows if None not in r.values() and int(r["frames"]) <= frames]
+        if kept:
+            self.write_table(name, kept)
+        else:
+            (self.folder / f"{name}.csv").unlink(missing_ok=True)
+
     def show_table(
         self, name: str, heading: str, caption: str, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> None:

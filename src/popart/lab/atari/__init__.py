@@ -30,8 +30,8 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Evaluate a trained agent as the paper does: 100 episodes of up to 30 minutes, beside its scores."""
+class _Trained:
+    """Which agent is to play, and how."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of a run of `popart train`."""
@@ -39,28 +39,36 @@ class Evaluate:
     which: Literal["best", "last"] = "best"
     """Which agent of the run: the best in its evaluations, or the last."""
 
-    episodes: int = 100
-    """All are played at once, each in an environment of its own."""
-
     epsilon: float = 0.01
     """The part of random actions."""
 
     seed: int = 0
 
-    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: one per core)")] = None
-    """That emulate."""
-
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """What computes: a GPU if there is one, or what is asked for."""
+
+    def __post_init__(self) -> None:
+        check_between("epsilon", self.epsilon, 0, 1)
+        check_whole("seed", self.seed, 0)
+
+
+@dataclass(frozen=True)
+class Evaluate(_Trained):
+    """Evaluate a trained agent as the paper does: 100 episodes of up to 30 minutes, beside its scores."""
+
+    episodes: int = 100
+    """All are played at once, each in an environment of its own."""
+
+    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: one per core)")] = None
+    """That emulate."""
 
     out: tyro.conf.Suppress[Path] = Path()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_whole("episodes", self.episodes, 1)
-        check_whole("seed", self.seed, 0)
         if self.threads is not None:
             check_whole("threads", self.threads, 1)
-        check_between("epsilon", self.epsilon, 0, 1)
 
     def at(self, out: Path) -> Self:
         return replace(self, out=out)
@@ -72,32 +80,17 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Watch:
+class Watch(_Trained):
     """Film one episode of an agent trained on Atari, with its Q-values and Pop-Art's σ and μ, as MP4."""
-
-    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The folder of a run of `popart train`."""
-
-    which: Literal["best", "last"] = "best"
-    """Which agent of the run: the best in its evaluations, or the last."""
-
-    epsilon: float = 0.01
-    """The part of random actions."""
-
-    seed: int = 0
 
     frames: int = 108_000
     """Of the game, at most; the default is as long as an episode can be, 30 minutes."""
-
-    device: Literal["auto", "cpu", "gpu"] = "auto"
-    """What computes: a GPU if there is one, or what is asked for."""
 
     out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: RUN/watch.mp4)")] = None
     """Where to write the film; one that is there is replaced."""
 
     def __post_init__(self) -> None:
-        check_between("epsilon", self.epsilon, 0, 1)
-        check_whole("seed", self.seed, 0)
+        super().__post_init__()
         check_whole("frames", self.frames, 4)
         if self.out is not None and self.out.suffix != ".mp4":
             raise ValueError(f"out is '{self.out}'; it must end in .mp4")

@@ -18,7 +18,7 @@ WRAPPED = -50_000
 
 
 class Atari:
-    """Several environments of one game.
+    """Several environments of one game. Emulators do not tell their state: they can only start anew.
 
     Args:
         game: its name in ALE, such as ms_pacman.
@@ -105,12 +105,6 @@ class Atari:
 
     def network(self, dtype: str) -> Nature:
         return Nature(len(self.names), dtype)
-
-    def state(self) -> None:
-        """Emulators do not tell."""
-
-    def restore(self, state: Any) -> None:
-        raise NotImplementedError("emulators start anew")
 
     def close(self) -> None:
         self._env.close()

@@ -23,13 +23,8 @@ class Table:
     """Rows in metrics.csv and in TensorBoard's events; those after `frames` are of a run that was killed."""
 
     def __init__(self, run: Run, frames: int) -> None:
-        whole = [row for row in run.read_table(NAME) if None not in row.values()]
-        rows = [row for row in whole if int(row["frames"]) <= frames]
+        run.cut_table(NAME, frames)
         self._path = run.folder / f"{NAME}.csv"
-        if rows:
-            run.write_table(NAME, rows)
-        else:
-            self._path.unlink(missing_ok=True)
         folder = run.folder / "tensorboard"
         with self._writing():
             folder.mkdir(exist_ok=True)

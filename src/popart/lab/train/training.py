@@ -23,7 +23,7 @@ from popart.lab.dqn import agent, learner, replay
 from popart.lab.dqn.learner import Learner, Settings
 from popart.lab.dqn.networks import Network
 from popart.lab.dqn.replay import Replay, Seen
-from popart.lab.environments import Environments, Scores
+from popart.lab.environments import Environments, Lasting, Scores
 from popart.lab.machine import cores, free_memory, stopping, use_device
 from popart.lab.progress import progress, quantity
 from popart.lab.runs import Run, command_line
@@ -131,6 +131,7 @@ class Training:
             for _ in range(groups):
                 self.groups.append(make(settings, self.size, threads, training=True))
                 advance(self.size)
+        self._lasting = [games for games in self.groups if isinstance(games, Lasting)]
         self.first = [jnp.int32(i * self.size) for i in range(groups)]
         self.network = self.groups[0].network(settings.dtype)
         self.checkpoints = Checkpoints(self.folder / "checkpoints" / "last")
@@ -183,23 +184,15 @@ class Training:
             self.memory = memory()
         if before:
             self._restore()
-        if not (before and s.save_replay and self._has_worlds):
+        if not (before and s.save_replay and self._lasting):
             restart = self._run.continued if before else 0
             for i, group in enumerate(self.groups):
                 group.start(int(np.random.SeedSequence((s.seed, restart, i)).generate_state(1)[0] >> 1))
-        rows = [r for r in self._run.read_table("evaluations") if int(r["frames"]) <= self.counts.frames]
-        if rows:
-            self._run.write_table("evaluations", rows)
-        else:
-            (self.folder / "evaluations.csv").unlink(missing_ok=True)
+        self._run.cut_table("evaluations", self.counts.frames)
         if self.best.newest is not None:
             self.counts.best = self.best.notes()["score"]
         self.table = Table(self._run, self.counts.frames)
         self.clock = time.monotonic() - self.counts.seconds
-
-    @property
-    def _has_worlds(self) -> bool:
-        return not self.settings.is_atari
 
     def run(self) -> None:
         s = self.settings
@@ -360,15 +353,14 @@ class Training:
         arrays: dict[str, Any] = {"agent": self.agent, "playing": (*keys, self.acting.steps)}
         if self.settings.save_replay:
             arrays["memory"] = self.memory
-        if self._has_worlds:
-            arrays["worlds"] = [jax.tree.leaves(games.state()) for games in self.groups]
+        if self._lasting:
+            arrays["worlds"] = [jax.tree.leaves(games.state()) for games in self._lasting]
         return arrays
 
     def _restore(self) -> None:
         notes = self.checkpoints.notes()
-        if self._has_worlds:
-            for games in self.groups:
-                games.start(0)
+        for games in self._lasting:
+            games.start(0)
         arrays = {name: self.checkpoints.arrays(name, like) for name, like in self._arrays().items()}
         self.agent = arrays["agent"]
         acting, learning, steps = arrays["playing"]
@@ -379,8 +371,8 @@ class Training:
             self.memory = arrays["memory"]
         else:
             self.counts.remembered = self.counts.owed = 0
-        if self._has_worlds:
-            for games, leaves in zip(self.groups, arrays["worlds"], strict=True):
+        if self._lasting:
+            for games, leaves in zip(self._lasting, arrays["worlds"], strict=True):
                 games.restore(jax.tree.unflatten(jax.tree.structure(games.state()), leaves))
             for scores, now in zip(self.scores, self.counts.playing, strict=True):
                 scores.now = np.array(now)
