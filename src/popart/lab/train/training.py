@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,16 @@ import numpy as np
 
 from popart.lab.atari.games import scores
 from popart.lab.checks import LabError
-from popart.lab.dqn import agent, learner, replay
-from popart.lab.dqn.learner import Learner, Settings
-from popart.lab.dqn.networks import Network
-from popart.lab.dqn.replay import Replay, Seen
+from popart.lab.dqn import learner, replay
 from popart.lab.environments import Environments, Lasting, Scores
 from popart.lab.machine import cores, free_memory, stopping, use_device
 from popart.lab.progress import progress, quantity
 from popart.lab.runs import Run, command_line
-from popart.lab.train import GROUPS, SMALL, Train
+from popart.lab.train import GROUPS, SMALL, Train, programs
 from popart.lab.train.checkpoints import Checkpoints
 from popart.lab.train.metrics import Table, summary
 from popart.lab.train.playing import Player, Policy, first_episodes, make
+from popart.lab.train.programs import Acting
 
 AGENTS = {"clipped": "Double DQN, clipped", "unclipped": "Double DQN, unclipped", "popart": "Pop-Art"}
 
@@ -73,13 +71,6 @@ def _title(game: str) -> str:
     if game in SMALL:
         return SMALL[game].label
     return next(score.title for score in scores() if score.game == game)
-
-
-class Acting(NamedTuple):
-    """What choosing actions depends on, besides the network."""
-
-    key: jax.Array
-    steps: jax.Array
 
 
 @dataclass
@@ -161,9 +152,9 @@ class Training:
 
     def _compile(self) -> None:
         s, stacked = self.settings, self.groups[0].stacked
-        observe = partial(_observe, self.network, s.schedule, stacked, s.reward_scale)
+        observe = partial(programs.observe, self.network, s.schedule, stacked, s.reward_scale)
         learn = partial(
-            _learn, s.learning, self.network, stacked, self.per_call, self.schedule.updates_per_copy
+            programs.learn, s.learning, self.network, stacked, self.per_call, self.schedule.updates_per_copy
         )
         self._observe = jax.jit(observe, donate_argnums=(0, 1))
         self._learn = jax.jit(learn, donate_argnums=(0, 1))
@@ -400,43 +391,6 @@ def check_replay(settings: Train) -> None:
                 f"replay is {size:,}, which takes {size * each / 1e9:.1f} GB, and "
                 f"{max(free, 0) / 1e9:.1f} GB are free for it; --replay {most} would fit{hint}"
             )
-
-
-def _observe(
-    network: Network,
-    schedule: agent.Schedule,
-    stacked: int,
-    reward_scale: float,
-    memory: Replay,
-    acting: Acting,
-    params: Any,
-    observation: jax.Array,
-    rest: jax.Array,
-    first: jax.Array,
-) -> tuple[Replay, Acting, jax.Array]:
-    reward, terminal, start, last = rest
-    seen = Seen(observation, reward_scale * reward, terminal > 0, start > 0, last > 0)
-    key, now = jax.random.split(acting.key)
-    epsilon = schedule.epsilon_at(acting.steps)
-    memory, action = agent.observe(network, params, memory, seen, epsilon, now, stacked, first)
-    return memory, Acting(key, acting.steps + (last == 0).sum()), action
-
-
-def _learn(
-    settings: Settings,
-    network: Network,
-    stacked: int,
-    updates: int,
-    updates_per_copy: int,
-    learned: Learner,
-    key: jax.Array,
-    memory: Replay,
-) -> tuple[Learner, jax.Array, jax.Array]:
-    key, now = jax.random.split(key)
-    learned, metrics = agent.learn(
-        settings, network, learned, memory, now, updates, stacked, updates_per_copy
-    )
-    return learned, key, jnp.stack(metrics)
 
 
 def _mean(values: list[float]) -> float | None:
