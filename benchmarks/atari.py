@@ -1,4 +1,4 @@
-"""Frames per second of Double DQN with Pop-Art on Atari: emulators alone, learner alone, and both.
+r"""Frames per second of Double DQN with Pop-Art on Atari: emulators alone, learner alone, and both.
 
 - emulators: all environments with random actions, with the same threads, and no network.
 - learner: the updates alone, from the same replay, as frames per second (16 frames per update).
@@ -8,9 +8,10 @@
 All in one process, one after the other. On a GPU, where emulators and learner have hardware of their own, the
 limit is the slower of the two; on a CPU they share it, and the limit is what both allow one after the other.
 
-    python -m benchmarks.atari --game breakout --frames 20_000_000 --path results/atari_gpu.csv
+    python -m benchmarks.atari --game breakout --num-envs 256 --replay 1000000 --warm-up 50000 \
+        --frames 22000000 --log-every 20000 --path results/atari_gpu.csv
 
-With `--out`, the run's folder stays, as one of `popart train`.
+All options of `popart train` are taken; with `--out`, the run's folder stays, as one of it.
 """
 
 import argparse
@@ -19,11 +20,13 @@ import shlex
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import tyro
 
 from benchmarks.tables import publish
 from popart.lab.machine import cores
@@ -33,6 +36,19 @@ from popart.lab.train.curves import show
 from popart.lab.train.training import Training
 
 FRAMES_PER_UPDATE = 16
+
+SMALL = Train(
+    game="breakout",
+    frames=20_000,
+    num_envs=16,
+    replay=100_000,
+    warm_up=1000,
+    log_every=2000,
+    evaluate_every=0,
+    save_replay=False,
+    threads=cores(),
+)
+"""What is measured if nothing else is asked for."""
 
 
 def emulators(training: Training, seconds: float) -> float:
@@ -81,25 +97,15 @@ def end_to_end(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--game", default="breakout")
-    parser.add_argument("--agent", default="popart")
-    parser.add_argument("--frames", type=int, default=20_000)
-    parser.add_argument("--num-envs", type=int, default=16)
-    parser.add_argument("--replay", type=int, default=100_000)
-    parser.add_argument("--warm-up", type=int, default=1000)
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--optimizer", default="rmsprop")
-    parser.add_argument("--log-every", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=20, help="for what is measured alone")
-    parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--path", type=Path, default=Path("results/atari_cpu.csv"))
-    options = vars(parser.parse_args())
-    seconds, path = options.pop("seconds"), options.pop("path")
-    options["out"] = options["out"] or Path(tempfile.mkdtemp()) / "run"
-    settings = Train(**options, evaluate_every=0, save_replay=False).filled()
+    options, rest = parser.parse_known_args()
+    seconds, path = options.seconds, options.path
+    settings = tyro.cli(Train, args=rest, default=SMALL).filled()
+    if "--out" not in rest:
+        settings = replace(settings, out=Path(tempfile.mkdtemp()) / "run")
     with Run("train", f"{settings.game}: {settings.agent}", settings, Train.FREE) as run:  # pyright: ignore[reportArgumentType]
         with Training(run, settings) as training:
             alone = emulators(training, seconds)

@@ -1,6 +1,7 @@
 """Double DQN: targets by hand, the optimizer by a reference, and what the three agents differ in."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from popart.lab.dqn import learner
 from popart.lab.dqn.learner import AgentName, Learner, Settings
 from popart.lab.dqn.networks import MLP, Nature, Network
 from popart.lab.dqn.replay import Transitions
+from popart.lab.train.training import AT_ONCE
 
 AGENTS: tuple[AgentName, ...] = ("clipped", "unclipped", "popart")
 NET = MLP(inputs=3, actions=2, hidden=(8,))
@@ -269,3 +271,28 @@ def test_the_nature_network_has_its_number_of_parameters() -> None:
     half = replace(Nature(actions=18), dtype="bfloat16")
     h = half.features(half.init(jax.random.key(0))["body"], jnp.zeros((1, 84, 84, 4), jnp.uint8))
     assert h.dtype == jnp.float32
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="there is no GPU here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_what_is_computed_at_once_changes_no_bit(dtype: str) -> None:
+    """Parts of an update that run at the same time must not read what others have not written yet."""
+    settings, net = Settings(optimizer="adam"), Nature(6, dtype)
+    rng = np.random.default_rng(0)
+    draw = partial(rng.integers, dtype=np.uint8)
+    batches = Transitions(
+        jnp.asarray(draw(0, 256, (16, 32, 84, 84, 4))),
+        jnp.asarray(rng.integers(0, 6, (16, 32))),
+        jnp.asarray(100 * rng.normal(size=(16, 32)).astype(np.float32)),
+        jnp.asarray(rng.random((16, 32)) < 0.2),
+        jnp.asarray(draw(0, 256, (16, 32, 84, 84, 4))),
+        jnp.ones((16, 32)),
+    )
+    ended = []
+    for options in ({}, AT_ONCE):
+        agent = learner.init(settings, net, jax.random.key(0))
+        learn = jax.jit(partial(learner.learn, settings, net), compiler_options=options)
+        for _ in range(50):
+            agent, metrics = learn(agent, batches)
+        ended.append((agent, metrics))
+    jax.tree.map(np.testing.assert_array_equal, *ended)

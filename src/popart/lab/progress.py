@@ -81,10 +81,10 @@ class _Lines:
             return
         self.spoke = now
         rate = (self.done - self.before) / max(now - self.began, 1e-9)
-        left = max(0.0, self.total - self.done) / rate if rate else float("inf")
+        left = f", {max(0.0, self.total - self.done) / rate:.0f} s left" if rate else ""
         print(
             f"{self.title}{f': {doing}' if doing else ''}: {self.done / self.total:.0%}, "
-            f"{quantity(rate)} {self.unit}/s, {left:.0f} s left",
+            f"{quantity(rate)} {self.unit}/s{left}",
             file=sys.stderr,
             flush=True,
         )

@@ -44,6 +44,9 @@ BUSY = 2
 AHEAD = 2
 """Turns whose work the device has before the first one's actions are waited for, so that it never waits."""
 
+AT_ONCE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+"""On a GPU, what does not depend on each other in an update runs at the same time: the same bits, sooner."""
+
 RESERVE = 2**30
 """Bytes for all that is not the replay."""
 
@@ -157,7 +160,8 @@ class Training:
             programs.learn, s.learning, self.network, stacked, self.per_call, self.schedule.updates_per_copy
         )
         self._observe = jax.jit(observe, donate_argnums=(0, 1))
-        self._learn = jax.jit(learn, donate_argnums=(0, 1))
+        options = AT_ONCE if jax.default_backend() == "gpu" else {}
+        self._learn = jax.jit(learn, donate_argnums=(0, 1), compiler_options=options)
 
     def _begin(self) -> None:
         """From the last checkpoint, if there is one."""
