@@ -1,13 +1,14 @@
 """`popart train`: emulators and the learner take turns so that neither waits for the other.
 
 Environments are in a few groups that take turns. While one waits for its actions, which are queued on the
-device behind what the network is learning, the others play. Python does no more than pass on what was seen
-and what to do. The order of all this does not depend on time, so that a run depends on its settings alone.
+device behind what the network is learning, the others play. Python does no more than pass on what was seen,
+and in another thread what to do, as soon as it is known. The order of what the device does, and of what each
+group sees, does not depend on time, so that a run depends on its settings alone.
 """
 
 import threading
 import time
-from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,9 +41,6 @@ EPISODES, LONGEST, EPSILON = 32, 27_000, 0.01
 
 BUSY = 2
 """Threads that emulate, for each core that may: half of the groups may wait, and all cores are busy."""
-
-AHEAD = 2
-"""Turns whose work the device has before the first one's actions are waited for, so that it never waits."""
 
 AT_ONCE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 """On a GPU, what does not depend on each other in an update runs at the same time: the same bits, sooner."""
@@ -133,7 +131,8 @@ class Training:
         self.schedule = settings.schedule
         self.per_call = max(1, self.schedule.updates(0, self.size))
         self.counts = Counts()
-        self._waiting: deque[tuple[Environments, jax.Array]] = deque()
+        self._sender = ThreadPoolExecutor(1)
+        self._sending: dict[int, Future[None]] = {}
         self._pending: list[jax.Array] = []
         self._latest: learner.Metrics | None = None
         self._told = time.monotonic(), 0
@@ -147,6 +146,7 @@ class Training:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._sender.shutdown()
         for games in (*self.groups, *([self._evaluator] if self._evaluator else [])):
             games.close()
         self.checkpoints.close()
@@ -222,6 +222,7 @@ class Training:
         """One group shows what it saw and is told what to do; the network learns what is due."""
         games, counts = self.groups[group], self.counts
         counts.turns += 1
+        self._sent(group)
         seen = games.receive()
         rest = np.stack((seen.reward, seen.terminal, seen.start, seen.last)).astype(np.float32)
         self.memory, self.acting, action = self._observe(
@@ -243,10 +244,12 @@ class Training:
         ended = self.scores[group].add(seen)
         counts.scores += ended
         counts.episodes += len(ended)
-        self._waiting.append((games, action))
-        if len(self._waiting) == min(AHEAD, len(self.groups)):
-            games, action = self._waiting.popleft()
-            games.send(np.asarray(action))
+        self._sending[group] = self._sender.submit(_send, games, action)
+
+    def _sent(self, group: int) -> None:
+        """Wait until it has been told what to do."""
+        if group in self._sending:
+            self._sending.pop(group).result()
 
     def _keep_books(self) -> None:
         """Rows, evaluations and checkpoints, when they are due."""
@@ -333,6 +336,8 @@ class Training:
 
     def save(self) -> None:
         """Begin a checkpoint of everything that the rest of the run depends on."""
+        for group in range(len(self.groups)):
+            self._sent(group)
         self._fetch()
         counts = self.counts
         counts.seconds = time.monotonic() - self.clock
@@ -395,6 +400,11 @@ def check_replay(settings: Train) -> None:
                 f"replay is {size:,}, which takes {size * each / 1e9:.1f} GB, and "
                 f"{max(free, 0) / 1e9:.1f} GB are free for it; --replay {most} would fit{hint}"
             )
+
+
+def _send(games: Environments, action: jax.Array) -> None:
+    """When the device has chosen."""
+    games.send(np.asarray(action))
 
 
 def _mean(values: list[float]) -> float | None:
