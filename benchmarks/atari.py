@@ -33,7 +33,7 @@ from popart.lab.machine import cores
 from popart.lab.runs import Run
 from popart.lab.train import Train
 from popart.lab.train.curves import show
-from popart.lab.train.training import Training
+from popart.lab.train.training import Training, title
 
 FRAMES_PER_UPDATE = 16
 
@@ -106,7 +106,7 @@ def main() -> None:
     settings = tyro.cli(Train, args=rest, default=SMALL).filled()
     if "--out" not in rest:
         settings = replace(settings, out=Path(tempfile.mkdtemp()) / "run")
-    with Run("train", f"{settings.game}: {settings.agent}", settings, Train.FREE) as run:  # pyright: ignore[reportArgumentType]
+    with Run("train", title(settings), settings, Train.FREE) as run:  # pyright: ignore[reportArgumentType]
         with Training(run, settings) as training:
             alone = emulators(training, seconds)
             print(f"emulators alone: {alone:.0f} frames/s", flush=True)

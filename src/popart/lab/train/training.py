@@ -52,10 +52,9 @@ RESERVE = 2**30
 def run(settings: Train) -> Path:
     asked, settings = settings, settings.filled()
     use_device(settings.device)
-    title = f"{_title(settings.game)}: {AGENTS[settings.agent]}"
     check_replay(settings)
     command = command_line("train", cast("Any", asked))
-    with Run("train", title, cast("Any", settings), Train.FREE, command) as run:
+    with Run("train", title(settings), cast("Any", settings), Train.FREE, command) as run:
         if run.finished and settings.frames > run.settings["frames"]:
             run.reopen()
         if not run.finished:
@@ -68,10 +67,12 @@ def run(settings: Train) -> Path:
     return run.folder
 
 
-def _title(game: str) -> str:
-    if game in SMALL:
-        return SMALL[game].label
-    return next(score.title for score in scores() if score.game == game)
+def title(settings: Train) -> str:
+    """Ms. Pac-Man: Pop-Art, say."""
+    names = {score.game: score.title for score in scores()} | {
+        name: game.label for name, game in SMALL.items()
+    }
+    return f"{names[settings.game]}: {AGENTS[settings.agent]}"
 
 
 @dataclass
