@@ -273,6 +273,19 @@ def test_the_nature_network_has_its_number_of_parameters() -> None:
     assert h.dtype == jnp.float32
 
 
+@pytest.mark.parametrize(("start", "passed_on"), [("dqn", 1 / 6), ("he", 1.0)])
+def test_how_much_each_layer_passes_on_at_first(start: Any, passed_on: float) -> None:
+    net = MLP(400, 2, (2000, 2000))
+    params = learner.init(Settings(start=start), net, jax.random.key(0)).params
+    x = np.random.default_rng(0).normal(size=(100, 400)).astype(np.float32)
+    for layer in params["body"]:
+        h = jax.nn.relu(x @ layer["w"] + (0 if start == "dqn" else layer["b"]))
+        np.testing.assert_allclose(jnp.square(h).mean() / jnp.square(x).mean(), passed_on, rtol=0.05)
+        x = np.asarray(h)
+    assert (start == "he") == all(not layer["b"].any() for layer in params["body"])
+    jax.tree.map(np.testing.assert_array_equal, params["head"], net.init(jax.random.key(0))["head"])
+
+
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="there is no GPU here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_a_gpu_what_is_computed_at_once_changes_no_bit(dtype: str) -> None:

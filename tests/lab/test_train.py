@@ -319,6 +319,7 @@ def test_the_three_agents_share_one_program() -> None:
         replace(TINY, agent=name, step_size=None).filled() for name in ("clipped", "unclipped", "popart")
     ]
     assert [a.step_size for a in agents] == [2.5e-4, 1e-4, 1e-4]
+    assert replace(TINY, optimizer="adam", step_size=None).filled().step_size == 6.25e-5
     same = {(a.schedule, replace(a.learning, agent="popart", step_size=1.0)) for a in agents}
     assert len(same) == 1
 

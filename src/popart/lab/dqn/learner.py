@@ -15,7 +15,7 @@ import optax
 
 import popart
 import popart.jax
-from popart.lab.dqn.networks import Network, Params
+from popart.lab.dqn.networks import Network, Params, he
 from popart.lab.dqn.replay import Transitions
 
 AgentName = Literal["clipped", "unclipped", "popart"]
@@ -35,10 +35,14 @@ class Settings:
     """Transitions per update."""
 
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """RMSProp is centred, decays by 0.95 and has its epsilon inside the root, as DQN's."""
+    """RMSProp is centred, decays by 0.95 and has its epsilon inside the root, as DQN's. Adam's epsilon is
+    Rainbow's: with a small one, steps are as large when there is nothing to learn, and units die of them."""
 
     step_size: float = 1e-4
     """Of the network."""
+
+    start: Literal["dqn", "he"] = "dqn"
+    """Of the network's weights: DQN's, or `networks.he`."""
 
     beta: float = 1e-4
     """Of Pop-Art's statistics."""
@@ -75,7 +79,7 @@ class Metrics(NamedTuple):
 
 
 def init(settings: Settings, network: Network, key: jax.Array) -> Learner:
-    params = network.init(key)
+    params = network.init(key) if settings.start == "dqn" else he(network.init(key))
     statistics = popart.jax.init(settings.art, params["head"])
     moments = _optimizer(settings).init(params)
     learner = Learner(params, statistics, params, statistics, moments, jnp.zeros((), jnp.int32))
@@ -169,7 +173,7 @@ def _norm(tree: Any) -> jax.Array:
 def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
     """DQN's RMSProp takes the sum over the batch and adds 0.01 inside the root; this takes the mean."""
     if settings.optimizer == "adam":
-        inner = optax.adam(settings.step_size)
+        inner = optax.adam(settings.step_size, eps=1.5e-4)
     else:
         epsilon = 0.01 / settings.batch**2
         inner = optax.rmsprop(settings.step_size, 0.95, epsilon, centered=True, eps_in_sqrt=True)

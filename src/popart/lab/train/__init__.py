@@ -69,7 +69,7 @@ class Train:
 
     seed: int = 0
 
-    num_envs: int = 256
+    num_envs: int = 512
     """Environments that play at the same time, in four groups that take turns; 1 follows the paper's sequence
     step by step."""
 
@@ -89,10 +89,15 @@ class Train:
     """Steps from one copy of the network to the target network to the next."""
 
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """RMSProp is centred, as DQN's."""
+    """RMSProp is centred, as DQN's; Adam has the epsilon of Rainbow's, 1.5e-4."""
 
-    step_size: Annotated[float | None, _hint("2.5e-4 for clipped, otherwise 1e-4")] = None
+    step_size: Annotated[
+        float | None, _hint("of RMSProp 2.5e-4 for clipped, otherwise 1e-4; of Adam 6.25e-5")
+    ] = None
     """Of the network."""
+
+    start: Literal["dqn", "he"] = "dqn"
+    """How large weights are at first: DQN's, or those of He et al., which see small things sooner."""
 
     beta: float = 1e-4
     """The step size of Pop-Art's statistics."""
@@ -166,12 +171,18 @@ class Train:
         """With what depends on the game and on the agent."""
         defaults = {field.name: field.default for field in fields(self)}
         mine: dict[str, Any] = {
-            "step_size": 2.5e-4 if self.agent == "clipped" else 1e-4,
+            "step_size": self._usual_step_size,
             "out": Path("runs") / f"{self.game}-{self.agent}-{self.seed}",
             **({} if self.is_atari else SMALL_SETTINGS),
         }
         left = {k: v for k, v in mine.items() if getattr(self, k) == defaults[k]}
         return replace(self, **left)
+
+    @property
+    def _usual_step_size(self) -> float:
+        if self.optimizer == "adam":
+            return 6.25e-5
+        return 2.5e-4 if self.agent == "clipped" else 1e-4
 
     @property
     def schedule(self) -> "Schedule":
@@ -184,7 +195,7 @@ class Train:
     def learning(self) -> "Settings":
         from popart.lab.dqn.learner import Settings
 
-        names = ("agent", "discount", "optimizer", "step_size", "beta")
+        names = ("agent", "discount", "optimizer", "step_size", "start", "beta")
         return Settings(**{name: getattr(self, name) for name in names})
 
     def run(self) -> Path:
