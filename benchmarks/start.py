@@ -1,0 +1,116 @@
+"""How soon DQN's network sees what rewards depend on, by its start and its optimizer.
+
+Random play of one game; the network learns to predict rewards alone (a discount of 0), with the agents' own
+updates. Rows have the part of the rewards' variance that is explained after so many updates, on transitions
+drawn from the same play, and the part of the last hidden layer that is ever active, at the end.
+
+    python -m benchmarks.start --path results/start.csv
+
+takes an hour on two cores, and two minutes on a GPU.
+"""
+
+import argparse
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.progress import track
+
+from benchmarks.tables import publish
+from popart.lab.atari.environment import Atari
+from popart.lab.dqn import agent, learner, replay
+from popart.lab.dqn.learner import Settings
+from popart.lab.dqn.networks import Network
+from popart.lab.dqn.replay import Replay, Transitions
+from popart.lab.train import Train
+
+ENVIRONMENTS, STACKED = 16, 4
+
+
+def random_play(game: str, steps: int) -> tuple[Network, Replay]:
+    games = Atari(game, ENVIRONMENTS)
+    network = games.network("float32")
+    memory = replay.init(ENVIRONMENTS, steps, games.shape, games.dtype)
+    remember = jax.jit(
+        lambda memory, seen, a: replay.record(replay.insert(memory, seen), a), donate_argnums=0
+    )
+    rng = np.random.default_rng(0)
+    games.start(0)
+    for _ in track(range(steps), "random play"):
+        seen, actions = games.receive(), rng.integers(0, network.actions, ENVIRONMENTS, dtype=np.int32)
+        memory = remember(memory, seen, actions)
+        games.send(actions)
+    games.receive()
+    games.close()
+    return network, memory
+
+
+def explained(
+    settings: Settings, network: Network, learned: learner.Learner, batch: Transitions
+) -> jax.Array:
+    q = learner.values(settings, network, learned.params, learned.statistics, batch.observation)
+    y = learner.targets(settings, batch, q, q)
+    error = y - jnp.take_along_axis(q, batch.action[:, None], 1)[:, 0]
+    return 1 - jnp.mean(error**2) / jnp.var(y)
+
+
+def active(network: Any, learned: learner.Learner, batch: Transitions) -> jax.Array:
+    """The part of the units before the head that are ever active."""
+    return (network.features(learned.params["body"], batch.observation) > 0).any(0).mean()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--game", default="pong")
+    parser.add_argument("--updates", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=2500, help=f"of each of {ENVIRONMENTS} environments")
+    parser.add_argument("--per-call", type=int, default=20)
+    parser.add_argument("--path", type=Path, default=Path("results/start.csv"))
+    options = parser.parse_args()
+    network, memory = random_play(options.game, options.steps)
+    test = replay.sample(memory, jax.random.key(1), 1024, STACKED)
+    marks = [options.updates * i // 4 for i in (1, 2, 3, 4)]
+    rows = []
+    for optimizer, start, name in itertools.product(
+        ("rmsprop", "adam"), ("dqn", "he"), ("clipped", "popart")
+    ):
+        asked = Train(options.game, name, optimizer=optimizer, start=start, discount=0.0).filled()
+        settings = asked.learning
+        learned = learner.init(settings, network, jax.random.key(0))
+        learn = jax.jit(
+            partial(agent.learn, settings, network),
+            static_argnames=("updates", "stacked", "updates_per_copy"),
+            donate_argnums=0,
+        )
+        found, key = [], jax.random.key(2)
+        for done in track(
+            range(options.per_call, options.updates + 1, options.per_call), f"{optimizer}, {start}, {name}"
+        ):
+            key, now = jax.random.split(key)
+            learned, _ = learn(
+                learned, memory, now, updates=options.per_call, stacked=STACKED, updates_per_copy=2000
+            )
+            if done in marks:
+                found.append(f"{float(explained(settings, network, learned, test)):.3f}")
+        rows.append([optimizer, start, name, *found, f"{float(active(network, learned, test)):.2f}"])
+    header = ["optimizer", "start", "agent", *(f"explained after {n}" for n in marks), "active units"]
+    device = jax.devices()[0]
+    publish(
+        options.path,
+        header,
+        rows,
+        "start",
+        "CPU" if device.platform == "cpu" else device.device_kind,
+        game=options.game,
+        steps=ENVIRONMENTS * options.steps,
+    )
+
+
+if __name__ == "__main__":
+    main()
