@@ -11,7 +11,8 @@ limit is the slower of the two; on a CPU they share it, and the limit is what bo
     python -m benchmarks.atari --game breakout --num-envs 256 --replay 1000000 --warm-up 50000 \
         --frames 22000000 --log-every 20000 --path results/atari_gpu.csv
 
-All options of `popart train` are taken; with `--out`, the run's folder stays, as one of it.
+All options of `popart train` are taken; with `--out`, the run's folder stays, as one of it. Ctrl-C ends the
+training early; rates are of what was done.
 """
 
 import argparse
@@ -111,10 +112,14 @@ def main() -> None:
             alone = emulators(training, seconds)
             print(f"emulators alone: {alone:.0f} frames/s", flush=True)
             training.clock = time.monotonic()
-            training.run()
+            try:
+                training.run()
+            except KeyboardInterrupt:
+                print(f"stopped after {training.counts.frames:,} frames", flush=True)
             learning = learner(training, seconds)
-        show(run, settings)
-        run.finish()
+        if training.counts.frames >= settings.frames:
+            show(run, settings)
+            run.finish()
     both, took = end_to_end(run.folder)
     on_cpu = jax.devices()[0].platform == "cpu"
     limit = 1 / (1 / alone + 1 / learning) if on_cpu else min(alone, learning)

@@ -235,6 +235,22 @@ def joined(alone: list[Seen]) -> Seen:
     return Seen(*(np.concatenate(x, 1) for x in zip(*alone, strict=True)))
 
 
+def test_what_was_seen_stays_while_the_game_goes_on() -> None:
+    """It is read when the next step may have been played already."""
+    games = Atari("breakout", 4, 1)
+    games.start(0)
+    shown = []
+    for action in at_random(60, 4, 4):
+        seen = games.receive()
+        shown.append((seen, Seen(*map(np.copy, seen))))
+        games.send(action)
+    games.receive()
+    games.close()
+    assert len({zlib.crc32(seen.observation.tobytes()) for seen, _ in shown}) > 30
+    for seen, then in shown:
+        assert_same(seen, then)
+
+
 def test_after_an_end_there_is_a_start_and_nothing_else(alone: list[Seen]) -> None:
     seen = joined(alone)
     assert (seen.last.sum(0) >= 2).all()

@@ -230,6 +230,7 @@ class Training:
             self.memory, self.acting, self.agent.params, seen.observation, rest, self.first[group]
         )
         action.copy_to_host_async()
+        self._sending[group] = self._sender.submit(_send, games, action)
         acted = self.size - int(np.count_nonzero(seen.last))
         counts.steps += acted
         counts.remembered += acted
@@ -245,7 +246,6 @@ class Training:
         ended = self.scores[group].add(seen)
         counts.scores += ended
         counts.episodes += len(ended)
-        self._sending[group] = self._sender.submit(_send, games, action)
 
     def _sent(self, group: int) -> None:
         """Wait until it has been told what to do."""
@@ -404,7 +404,7 @@ def check_replay(settings: Train) -> None:
 
 
 def _send(games: Environments, action: jax.Array) -> None:
-    """When the device has chosen."""
+    """As soon as the device has chosen."""
     games.send(np.asarray(action))
 
 
