@@ -16,6 +16,7 @@ from popart.lab.runs import Run, command_line
 from popart.lab.train.curves import COLOUR
 from popart.lab.train.loading import load
 from popart.lab.train.playing import Player, first_episodes, make
+from popart.lab.train.training import title
 
 FIGURE = """Dots: single episodes, spread at random from left to right; the thick line is their mean. Dashed:
 what the paper gives for random play, a human tester, Double DQN and Double DQN with Pop-Art, the latter two
@@ -26,12 +27,12 @@ def run(settings: Evaluate) -> Path:
     use_device(settings.device)
     trained = load(settings.run_folder, settings.which)
     game = trained.settings.game
-    title = f"{game}: {trained.settings.agent}, evaluated after {trained.frames:,} frames"
+    heading = f"{title(trained.settings)}, evaluated after {trained.frames:,} frames"
     protocol = f"{settings.episodes}-{settings.epsilon:g}-{settings.seed}"
     out = settings.run_folder / f"evaluation-{trained.which}-{trained.frames}-{protocol}"
     command = command_line("evaluate", settings)
     with Run(
-        "evaluate", title, settings.at(out), ("run_folder", "which", "threads", "device"), command
+        "evaluate", heading, settings.at(out), ("run_folder", "which", "threads", "device"), command
     ) as run:
         if not run.finished:
             options = {"episode": EPISODE} if trained.settings.is_atari else {}
