@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.dqn import agent
+from popart.lab.dqn.networks import Nature
 from popart.lab.runs import Run, command_line, read_manifest, read_table
 from popart.lab.train import Train
 from popart.lab.train.checkpoints import Checkpoints
@@ -127,10 +128,16 @@ COMMAND = [sys.executable, "-m", "popart.lab.cli", "train", "--game", "catch", "
            "--num-envs", "16", "--evaluate-every", "40000", "--log-every", "1500",
            "--device", "cpu"]  # fmt: skip
 
+ON_ATARI = [*COMMAND[:4], "--game", "pong", "--frames", "1000000", "--num-envs", "4", "--replay", "3000",
+            "--warm-up", "200", "--evaluate-every", "0", "--log-every", "400", "--device", "cpu"]  # fmt: skip
 
-def started(out: Path, seconds: float = 0.2) -> subprocess.Popen[str]:
+KILLS_ON_ATARI = 4
+"""Each takes ten seconds."""
+
+
+def started(out: Path, seconds: float = 0.2, command: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
     """A process that saves so often."""
-    command = [*COMMAND, "--out", str(out), "--checkpoint-every", str(seconds)]
+    command = [*command, "--out", str(out), "--checkpoint-every", str(seconds)]
     return subprocess.Popen(command, env=sharing_what_is_compiled(), stderr=subprocess.PIPE, text=True)
 
 
@@ -180,16 +187,49 @@ def test_killed_twenty_times_it_ends_as_if_nothing_had_happened(whole: Path, tmp
         process.send_signal(signal.SIGKILL)
         process.communicate()
         if (out / "checkpoints").exists():
-            saved = Checkpoints(out / "checkpoints" / "last", read_only=True)
-            if saved.newest is not None:
-                reached.append(saved.notes()["frames"])
-            saved.close()
+            reached.append(saved_frames(out))
     assert reached == sorted(reached)  # nothing that was saved is lost
     assert reached[-1] > 0
     process = started(out)
     _, said = process.communicate()
     assert process.returncode == 0, said
     assert_same(out, whole)
+
+
+def saved_frames(out: Path) -> int:
+    saved = Checkpoints(out / "checkpoints" / "last", read_only=True)
+    frames = saved.notes()["frames"] if saved.newest is not None else 0
+    saved.close()
+    return frames
+
+
+@pytest.mark.xdist_group("kill")
+def test_killed_on_atari_it_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> None:
+    """Whenever it is killed, and with the replay; emulators begin anew."""
+    out, rng, reached = tmp_path / "run", random.Random(0), [0]
+    for i in range(KILLS_ON_ATARI):
+        before, process = newest(out), started(out, 1.0, ON_ATARI)
+        while i % 2 == 0 and newest(out) == before and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 4))
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if (out / "checkpoints" / "last").exists():
+            reached.append(saved_frames(out))
+    assert reached == sorted(reached)
+    assert len(set(reached)) > KILLS_ON_ATARI // 4  # it gets on
+    before, process = newest(out), started(out, 1.0, ON_ATARI)
+    while newest(out) == before and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    rows = [int(row["frames"]) for row in read_table(out / "metrics.csv")]
+    assert rows == sorted(set(rows))
+    assert reached[-1] < saved_frames(out)
+    policy = load(out, "last").policy(Nature(actions=6))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(policy.params))
 
 
 @pytest.mark.xdist_group("kill")
