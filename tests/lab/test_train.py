@@ -197,6 +197,9 @@ def test_killed_twenty_times_it_ends_as_if_nothing_had_happened(whole: Path, tmp
 
 
 def saved_frames(out: Path) -> int:
+    """Of the newest checkpoint that is whole."""
+    if not newest(out):
+        return 0
     saved = Checkpoints(out / "checkpoints" / "last", read_only=True)
     frames = saved.notes()["frames"] if saved.newest is not None else 0
     saved.close()
@@ -208,20 +211,19 @@ def test_killed_on_atari_it_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> N
     """Whenever it is killed, and with the replay; emulators begin anew."""
     out, rng, reached = tmp_path / "run", random.Random(0), [0]
     for i in range(KILLS_ON_ATARI):
-        before, process = newest(out), started(out, 1.0, ON_ATARI)
-        while i % 2 == 0 and newest(out) == before and process.poll() is None:
-            time.sleep(0.02)
+        process = started(out, 1.0, ON_ATARI)
+        while i % 2 == 0 and saved_frames(out) == reached[-1] and process.poll() is None:
+            time.sleep(0.1)
         time.sleep(rng.uniform(0, 4))
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        if (out / "checkpoints" / "last").exists():
-            reached.append(saved_frames(out))
+        reached.append(saved_frames(out))
     assert reached == sorted(reached)
     assert len(set(reached)) > KILLS_ON_ATARI // 4  # it gets on
-    before, process = newest(out), started(out, 1.0, ON_ATARI)
-    while newest(out) == before and process.poll() is None:
-        time.sleep(0.02)
+    process = started(out, 1.0, ON_ATARI)
+    while saved_frames(out) == reached[-1] and process.poll() is None:
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130, said
