@@ -279,7 +279,7 @@ def test_how_much_each_layer_passes_on_at_first(start: Any, passed_on: float) ->
     params = learner.init(Settings(start=start), net, jax.random.key(0)).params
     x = np.random.default_rng(0).normal(size=(100, 400)).astype(np.float32)
     for layer in params["body"]:
-        h = jax.nn.relu(x @ layer["w"] + (0 if start == "dqn" else layer["b"]))
+        h = jax.nn.relu(x @ layer["w"])
         np.testing.assert_allclose(jnp.square(h).mean() / jnp.square(x).mean(), passed_on, rtol=0.05)
         x = np.asarray(h)
     assert (start == "he") == all(not layer["b"].any() for layer in params["body"])

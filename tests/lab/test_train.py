@@ -142,7 +142,7 @@ def started(out: Path, seconds: float = 0.2, command: Sequence[str] = COMMAND) -
 
 
 def newest(out: Path) -> list[str]:
-    """The newest checkpoint that is whole."""
+    """The name of the last checkpoint, which may not be whole yet."""
     return sorted(path.name for path in (out / "checkpoints" / "last").glob("*[0-9]"))[-1:]
 
 
@@ -220,7 +220,7 @@ def test_killed_on_atari_it_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> N
         process.communicate()
         reached.append(saved_frames(out))
     assert reached == sorted(reached)
-    assert len(set(reached)) > KILLS_ON_ATARI // 4  # it gets on
+    assert len(set(reached)) > KILLS_ON_ATARI // 2  # it gets on
     process = started(out, 1.0, ON_ATARI)
     while saved_frames(out) == reached[-1] and process.poll() is None:
         time.sleep(0.1)
