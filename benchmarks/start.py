@@ -5,15 +5,12 @@ updates. Rows have the part of the rewards' variance that is explained after so 
 drawn from the same play, and the part of the last hidden layer that is ever active, at the end.
 
     python -m benchmarks.start --path results/start.csv
-
-takes an hour on two cores, and two minutes on a GPU.
 """
 
 import argparse
 import itertools
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +26,9 @@ from popart.lab.dqn.replay import Replay, Transitions
 from popart.lab.train import Train
 
 ENVIRONMENTS, STACKED = 16, 4
+
+PER_CALL, PER_COPY = 20, 2000
+"""Updates in one call, and from one copy to the target network to the next."""
 
 
 def random_play(game: str, steps: int) -> tuple[Network, Replay]:
@@ -58,7 +58,7 @@ def explained(
     return 1 - jnp.mean(error**2) / jnp.var(y)
 
 
-def active(network: Any, learned: learner.Learner, batch: Transitions) -> jax.Array:
+def active(network: Network, learned: learner.Learner, batch: Transitions) -> jax.Array:
     """The part of the units before the head that are ever active."""
     return (network.features(learned.params["body"], batch.observation) > 0).any(0).mean()
 
@@ -70,9 +70,10 @@ def main() -> None:
     parser.add_argument("--game", default="pong")
     parser.add_argument("--updates", type=int, default=8000)
     parser.add_argument("--steps", type=int, default=2500, help=f"of each of {ENVIRONMENTS} environments")
-    parser.add_argument("--per-call", type=int, default=20)
     parser.add_argument("--path", type=Path, default=Path("results/start.csv"))
     options = parser.parse_args()
+    if options.updates < 1 or options.updates % (4 * PER_CALL):
+        parser.error(f"--updates is {options.updates}; it must be a multiple of {4 * PER_CALL}")
     network, memory = random_play(options.game, options.steps)
     test = replay.sample(memory, jax.random.key(1), 1024, STACKED)
     marks = [options.updates * i // 4 for i in (1, 2, 3, 4)]
@@ -89,12 +90,10 @@ def main() -> None:
             donate_argnums=0,
         )
         found, key = [], jax.random.key(2)
-        for done in track(
-            range(options.per_call, options.updates + 1, options.per_call), f"{optimizer}, {start}, {name}"
-        ):
+        for done in track(range(PER_CALL, options.updates + 1, PER_CALL), f"{optimizer}, {start}, {name}"):
             key, now = jax.random.split(key)
             learned, _ = learn(
-                learned, memory, now, updates=options.per_call, stacked=STACKED, updates_per_copy=2000
+                learned, memory, now, updates=PER_CALL, stacked=STACKED, updates_per_copy=PER_COPY
             )
             if done in marks:
                 found.append(f"{float(explained(settings, network, learned, test)):.3f}")
