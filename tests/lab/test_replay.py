@@ -103,16 +103,15 @@ def test_samples_are_exactly_what_a_plain_record_allows(
 ) -> None:
     world, memory = play(environments, slots, steps, seed=slots + steps)
     allowed = world.transitions(slots, stacked)
-    batch = replay.sample(memory, jax.random.key(0), 4000, stacked)
+    batch = jax.tree.map(np.asarray, replay.sample(memory, jax.random.key(0), 4000, stacked))
     seen = set()
     for i in np.flatnonzero(batch.weight):
-        key = tuple(np.asarray(batch.observation[i]).tolist())
-        later = tuple(np.asarray(batch.later[i]).tolist())
+        key, later = tuple(batch.observation[i].tolist()), tuple(batch.later[i].tolist())
         found = int(batch.action[i]), np.float32(batch.reward[i]), bool(batch.terminal[i]), later
         assert allowed[key] == found
         seen.add(key)
     assert seen == set(allowed)
-    assert np.asarray(batch.weight).mean() > 0.9
+    assert batch.weight.mean() > 0.9
 
 
 def test_what_was_not_written_has_no_weight() -> None:

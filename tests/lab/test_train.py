@@ -1,17 +1,14 @@
 """Training: what is written, that it goes on where it was, and that the size of rewards does not matter."""
 
 import json
-import random
 import shlex
 import shutil
-import signal
 import struct
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,15 +21,12 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.dqn import agent
-from popart.lab.dqn.networks import Nature
 from popart.lab.runs import Run, command_line, read_manifest, read_table
 from popart.lab.train import Train
-from popart.lab.train.checkpoints import Checkpoints
+from popart.lab.train.checkpoints import Checkpoints, ReplacedError
 from popart.lab.train.loading import load
-from popart.lab.train.metrics import TIMES
 from popart.lab.train.playing import Player, Policy, first_episodes, make
 from popart.lab.train.training import Training, check_replay
-from tests.backends import sharing_what_is_compiled
 
 CATCH = Train("catch", frames=12_000, num_envs=16, evaluate_every=6000, log_every=1500, device="cpu")
 TINY = Train("boxing", frames=1200, num_envs=4, replay=400, warm_up=100, exploration=100, copy_every=40,
@@ -43,10 +37,6 @@ TINY = Train("boxing", frames=1200, num_envs=4, replay=400, warm_up=100, explora
 def catch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     return replace(CATCH, out=tmp_path_factory.mktemp("train") / "catch").run()
-
-
-def without_times(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
 
 @contextmanager
@@ -122,158 +112,6 @@ def test_a_finished_run_is_not_run_again_and_more_frames_go_on(catch: Path, tmp_
 def test_a_folder_of_another_run_is_refused(catch: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(LabError, match=words):
         replace(CATCH, out=catch, **change).run()
-
-
-COMMAND = [sys.executable, "-m", "popart.lab.cli", "train", "--game", "catch", "--frames", "120000",
-           "--num-envs", "16", "--evaluate-every", "40000", "--log-every", "1500",
-           "--device", "cpu"]  # fmt: skip
-
-ON_ATARI = [*COMMAND[:4], "--game", "pong", "--frames", "1000000", "--num-envs", "4", "--replay", "3000",
-            "--warm-up", "200", "--evaluate-every", "0", "--log-every", "400", "--device", "cpu"]  # fmt: skip
-
-KILLS_ON_ATARI = 4
-"""Each takes ten seconds."""
-
-
-def started(out: Path, seconds: float = 0.2, command: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
-    """A process that saves so often."""
-    command = [*command, "--out", str(out), "--checkpoint-every", str(seconds)]
-    return subprocess.Popen(command, env=sharing_what_is_compiled(), stderr=subprocess.PIPE, text=True)
-
-
-def newest(out: Path) -> list[str]:
-    """The name of the last checkpoint, which may not be whole yet."""
-    return sorted(path.name for path in (out / "checkpoints" / "last").glob("*[0-9]"))[-1:]
-
-
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    while not path.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    process = started(out)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    return out
-
-
-def assert_same(out: Path, other: Path) -> None:
-    """In all but the time it took."""
-    tables = [without_times(read_table(path / "metrics.csv")) for path in (out, other)]
-    assert tables[0] == tables[1]
-    assert read_table(out / "evaluations.csv") == read_table(other / "evaluations.csv")
-    network = make(CATCH, 1, training=False).network("float32")
-    for which in ("last", "best"):
-        policies = [load(path, which).policy(network) for path in (out, other)]
-        jax.tree.map(np.testing.assert_array_equal, *policies)
-
-
-@pytest.mark.xdist_group("kill")
-def test_killed_twenty_times_it_ends_as_if_nothing_had_happened(whole: Path, tmp_path: Path) -> None:
-    """At random moments: half of them anywhere, half of them after a checkpoint."""
-    out, rng, reached = tmp_path / "run", random.Random(0), [0]
-    for _ in range(20):
-        before, process = newest(out), started(out)
-        if rng.random() < 0.5:
-            while newest(out) == before and process.poll() is None:
-                time.sleep(0.02)
-        time.sleep(rng.uniform(0, 0.5))
-        assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        if (out / "checkpoints").exists():
-            reached.append(saved_frames(out))
-    assert reached == sorted(reached)  # nothing that was saved is lost
-    assert reached[-1] > 0
-    process = started(out)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    assert_same(out, whole)
-
-
-def saved_frames(out: Path) -> int:
-    """Of the newest checkpoint that is whole."""
-    if not newest(out):
-        return 0
-    saved = Checkpoints(out / "checkpoints" / "last", read_only=True)
-    frames = saved.notes()["frames"] if saved.newest is not None else 0
-    saved.close()
-    return frames
-
-
-@pytest.mark.xdist_group("kill")
-def test_killed_on_atari_it_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> None:
-    """Whenever it is killed, and with the replay; emulators begin anew."""
-    out, rng, reached = tmp_path / "run", random.Random(0), [0]
-    for i in range(KILLS_ON_ATARI):
-        process = started(out, 1.0, ON_ATARI)
-        while i % 2 == 0 and saved_frames(out) == reached[-1] and process.poll() is None:
-            time.sleep(0.1)
-        time.sleep(rng.uniform(0, 4))
-        assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        reached.append(saved_frames(out))
-    assert reached == sorted(reached)
-    assert len(set(reached)) > KILLS_ON_ATARI // 2  # it gets on
-    process = started(out, 1.0, ON_ATARI)
-    while saved_frames(out) == reached[-1] and process.poll() is None:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130, said
-    rows = [int(row["frames"]) for row in read_table(out / "metrics.csv")]
-    assert rows == sorted(set(rows))
-    assert reached[-1] < saved_frames(out)
-    policy = load(out, "last").policy(Nature(actions=6))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(policy.params))
-
-
-@pytest.mark.xdist_group("kill")
-def test_killed_after_an_evaluation_it_evaluates_again(whole: Path, tmp_path: Path) -> None:
-    """The best agent was saved, and nothing else."""
-    out = tmp_path / "run"
-    process = started(out, seconds=1e6)
-    wait_for(out / "checkpoints" / "best" / "1", process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    process = started(out, seconds=1e6)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    assert_same(out, whole)
-
-
-@pytest.mark.xdist_group("kill")
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    process = started(tmp_path / "run", seconds=1e6)
-    wait_for(tmp_path / "run" / "metrics.csv", process)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130
-    assert "the same command goes on from here" in said
-    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints" / "last")
-    frames = checkpoints.notes()["frames"]
-    assert frames >= int(read_table(tmp_path / "run" / "metrics.csv")[-1]["frames"])
-    assert read_manifest(tmp_path / "run")["finished"] is None
-
-
-@pytest.mark.xdist_group("kill")
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    """Files may not be larger than 32 kB, which the tables are not, but a checkpoint is."""
-    options = ["--out", str(tmp_path / "run"), "--checkpoint-every", "0.2"]
-    command = f"ulimit -f 64; exec {shlex.join([*COMMAND, *options])}"
-    environment = {k: v for k, v in sharing_what_is_compiled().items() if not k.startswith("JAX_")}
-    ended = subprocess.run(
-        ["sh", "-c", command], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 2
-    assert "a checkpoint could not be written to" in ended.stderr
-    assert read_manifest(tmp_path / "run")["finished"] is None
 
 
 @pytest.mark.xdist_group("catch")
@@ -460,6 +298,33 @@ def test_who_reads_leaves_alone_what_is_being_written(catch: Path) -> None:
     trained.policy(make(CATCH, 1, training=False).network("float32"))
     assert half.exists()
     half.rmdir()
+
+
+@pytest.mark.xdist_group("catch")
+def test_what_is_replaced_meanwhile_is_read_as_a_whole(catch: Path, tmp_path: Path) -> None:
+    """Frames and agent are of one checkpoint, or it says that they are not."""
+    out, read = tmp_path / "catch", set()
+    shutil.copytree(catch, out, ignore=shutil.ignore_patterns("last"))
+    network = make(CATCH, 1, training=False).network("float32")
+    policy = load(catch, "last").policy(network)
+
+    def write(checkpoints: Checkpoints, step: int) -> None:
+        same = jax.tree.map(partial(np.full_like, fill_value=step), policy)
+        checkpoints.save(step, {"frames": step}, policy=same)
+        checkpoints.wait()
+
+    with closing(Checkpoints(out / "checkpoints" / "last")) as checkpoints, ThreadPoolExecutor(1) as writer:
+        write(checkpoints, 1)
+        writing = [writer.submit(write, checkpoints, step) for step in range(2, 60)]
+        while not writing[-1].done():
+            with suppress(ReplacedError):
+                trained = load(out, "last")
+                found = trained.policy(network)
+                assert all((x == trained.frames).all() for x in jax.tree.leaves(found))
+                read.add(trained.frames)
+        for one in writing:
+            one.result()
+    assert len(read) > 2
 
 
 @pytest.mark.xdist_group("catch")

@@ -18,6 +18,13 @@ FORMAT = 1
 """Changes when older checkpoints can no longer be read."""
 
 
+class ReplacedError(LabError):
+    """By the run that writes it, while it was read."""
+
+    def __init__(self, where: Path) -> None:
+        super().__init__(f"{where} was replaced while it was read; try again")
+
+
 class Checkpoints:
     """The newest checkpoint of a run: when the next one is whole, the one before is removed.
 
@@ -29,7 +36,10 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if read_only else 1, cleanup_tmp_directories=not read_only, read_only=read_only
         )
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        try:
+            self._manager = ocp.CheckpointManager(self._folder, options=options)
+        except (FileNotFoundError, NotADirectoryError) as error:  # of one that was listed
+            raise ReplacedError(self._folder) from error
 
     @property
     def newest(self) -> int | None:
@@ -67,7 +77,7 @@ class Checkpoints:
             return self._manager.restore(self.newest, args=ocp.args.Composite(**{name: args}))[name]
         except (ValueError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             if not self._where.exists():
-                raise LabError(f"{self._where} was replaced while it was read; try again") from error
+                raise ReplacedError(self._where) from error
             raise LabError(
                 f"{self._where} is damaged or was written by another version ({_reason(error)}); "
                 "move it away to begin anew, or give another --out"

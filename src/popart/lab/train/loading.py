@@ -1,5 +1,6 @@
 """Agents of runs, finished or not."""
 
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -10,10 +11,13 @@ from popart.lab.dqn import learner
 from popart.lab.dqn.networks import Network
 from popart.lab.runs import read_manifest
 from popart.lab.train import Train
-from popart.lab.train.checkpoints import Checkpoints
+from popart.lab.train.checkpoints import Checkpoints, ReplacedError
 from popart.lab.train.playing import Policy
 
 Which = Literal["best", "last"]
+
+TRIES = 20
+"""A run that goes on may replace its checkpoint while it is read: then the next one is."""
 
 
 class Trained(NamedTuple):
@@ -23,14 +27,14 @@ class Trained(NamedTuple):
     folder: Path
     which: Which
     frames: int
+    step: int
 
     def policy(self, network: Network) -> Policy:
         start = learner.init(self.settings.learning, network, jax.random.key(0))
-        checkpoints = Checkpoints(self.folder, read_only=True)
-        try:
+        with closing(Checkpoints(self.folder, read_only=True)) as checkpoints:
+            if checkpoints.newest != self.step:  # that would be another agent
+                raise ReplacedError(self.folder / str(self.step))
             return checkpoints.arrays("policy", Policy(start.params, start.statistics))
-        finally:
-            checkpoints.close()
 
 
 def load(folder: Path, which: Which) -> Trained:
@@ -46,14 +50,18 @@ def load(folder: Path, which: Which) -> Trained:
         settings = Train(**manifest["settings"], out=folder)
     except ValueError as error:
         raise LabError(f"{folder} has a manifest that does not make sense: {error}") from error
+    for _ in range(TRIES):
+        with suppress(ReplacedError):
+            return _newest(settings, folder, which)
+    raise ReplacedError(folder / "checkpoints")
+
+
+def _newest(settings: Train, folder: Path, which: Which) -> Trained:
     for name in dict.fromkeys((which, "last")):
         path = folder / "checkpoints" / name
         if not path.is_dir():
             continue
-        checkpoints = Checkpoints(path, read_only=True)
-        try:
+        with closing(Checkpoints(path, read_only=True)) as checkpoints:
             if checkpoints.newest is not None:
-                return Trained(settings, path, name, checkpoints.notes()["frames"])
-        finally:
-            checkpoints.close()
+                return Trained(settings, path, name, checkpoints.notes()["frames"], checkpoints.newest)
     raise LabError(f"{folder} has no checkpoint yet; train for longer, or stop it with Ctrl-C, which saves")
