@@ -64,14 +64,15 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 
 def newest(out: Path) -> int:
-    """The number of the last checkpoint; it is given when all is written."""
+    """The turn that the last checkpoint was saved after: its name, given when all is written."""
     found = (path.name for path in (out / "checkpoints" / "last").glob("*"))
     return max((int(name) for name in found if name.isdigit()), default=0)
 
 
-def wait_for_another(out: Path, process: subprocess.Popen[str]) -> None:
-    before = newest(out)
-    while newest(out) == before:
+def wait_for_another(out: Path, process: subprocess.Popen[str], turns: int = 1) -> None:
+    """A checkpoint, so many turns later at least."""
+    enough = newest(out) + turns
+    while newest(out) < enough:
         assert process.poll() is None
         time.sleep(0.02)
 
@@ -125,14 +126,14 @@ def test_killed_on_atari_it_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> N
     for i in range(KILLS_ON_ATARI):
         with started(out, 1.0, ON_ATARI) as process:
             if i % 2 == 0:
-                wait_for_another(out, process)
+                wait_for_another(out, process, turns=40)
             time.sleep(rng.uniform(0, 4))
             assert process.poll() is None
         reached.append(saved_frames(out))
     assert reached == sorted(reached)
     assert len(set(reached)) > KILLS_ON_ATARI // 2  # it gets on
     with started(out, 1.0, ON_ATARI) as process:
-        wait_for_another(out, process)
+        wait_for_another(out, process, turns=40)
         process.send_signal(signal.SIGINT)
         ended(process, 130)
     rows = [int(row["frames"]) for row in read_table(out / "metrics.csv")]

@@ -5,10 +5,11 @@ import shlex
 import shutil
 import struct
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -300,30 +301,33 @@ def test_who_reads_leaves_alone_what_is_being_written(catch: Path) -> None:
     half.rmdir()
 
 
+def write(folder: Path, like: Policy, steps: range) -> None:
+    """Checkpoints, one after the other, each full of its number."""
+    with closing(Checkpoints(folder)) as checkpoints:
+        for step in steps:
+            policy = jax.tree.map(partial(np.full_like, fill_value=step), like)
+            checkpoints.save(step, {"frames": step}, policy=policy)
+            checkpoints.wait()
+
+
 @pytest.mark.xdist_group("catch")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax's: a read ended early
 def test_what_is_replaced_meanwhile_is_read_as_a_whole(catch: Path, tmp_path: Path) -> None:
     """Frames and agent are of one checkpoint, or it says that they are not."""
     out, read = tmp_path / "catch", set()
-    shutil.copytree(catch, out, ignore=shutil.ignore_patterns("last"))
-    network = make(CATCH, 1, training=False).network("float32")
-    policy = load(catch, "last").policy(network)
-
-    def write(checkpoints: Checkpoints, step: int) -> None:
-        same = jax.tree.map(partial(np.full_like, fill_value=step), policy)
-        checkpoints.save(step, {"frames": step}, policy=same)
-        checkpoints.wait()
-
-    with closing(Checkpoints(out / "checkpoints" / "last")) as checkpoints, ThreadPoolExecutor(1) as writer:
-        write(checkpoints, 1)
-        writing = [writer.submit(write, checkpoints, step) for step in range(2, 60)]
-        while not writing[-1].done():
+    shutil.copytree(catch, out, ignore=shutil.ignore_patterns("last", "best"))
+    last, network = out / "checkpoints" / "last", make(CATCH, 1, training=False).network("float32")
+    like = jax.tree.map(np.asarray, load(catch, "last").policy(network))
+    write(last, like, range(1, 2))
+    with ProcessPoolExecutor(1, get_context("spawn")) as another:
+        writing = another.submit(write, last, like, range(2, 60))
+        while not writing.done():
             with suppress(ReplacedError):
                 trained = load(out, "last")
-                found = trained.policy(network)
-                assert all((x == trained.frames).all() for x in jax.tree.leaves(found))
+                policy = trained.policy(network)
+                assert all((x == trained.frames).all() for x in jax.tree.leaves(policy))
                 read.add(trained.frames)
-        for one in writing:
-            one.result()
+        writing.result()
     assert len(read) > 2
 
 

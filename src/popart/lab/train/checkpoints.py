@@ -76,7 +76,7 @@ class Checkpoints:
         try:
             return self._manager.restore(self.newest, args=ocp.args.Composite(**{name: args}))[name]
         except (ValueError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            if not self._where.exists():
+            if self._on_disk() != self.newest:
                 raise ReplacedError(self._where) from error
             raise LabError(
                 f"{self._where} is damaged or was written by another version ({_reason(error)}); "
@@ -86,6 +86,10 @@ class Checkpoints:
     @property
     def _where(self) -> Path:
         return self._folder / str(self.newest)
+
+    def _on_disk(self) -> int | None:
+        """The newest, which another process may have written; it then removes the one before."""
+        return max((int(path.name) for path in self._folder.iterdir() if path.name.isdigit()), default=None)
 
     def wait(self) -> None:
         """Until all is written."""
