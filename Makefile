@@ -11,7 +11,7 @@ reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of 
 	$(VENV)/bin/popart reproduce $(ARGS)
 
 test: $(VENV)/.dev ## all tests
-	$(VENV)/bin/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) # a worker is a thread
 
 check: lint types test ## lint, types and tests: what CI runs
 

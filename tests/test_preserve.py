@@ -60,7 +60,7 @@ def test_one_preserve_moves_outputs_by_at_most_8_ulps_of_the_largest_term(backen
             assert (np.abs(after - before) <= 8 * backend.eps * terms).all(), kind
 
 
-def test_layouts_are_transposes_and_several_heads_equal_one_at_a_time(backend: Backend) -> None:
+def test_layouts_are_transposes_and_several_heads_equal_one_at_a_time(single: Backend) -> None:
     rng = np.random.default_rng(2)
     W, b = rng.normal(size=(4, 3, 5)), rng.normal(size=(4, 3))
     kinds = ("scalar", "diagonal", "dense", "per-head")
@@ -75,8 +75,8 @@ def test_layouts_are_transposes_and_several_heads_equal_one_at_a_time(backend: B
             for kind, pair in pairs.items()
         }
 
-    tolerance = 64 * backend.eps
-    for kind, ((W1, b1), (W2, b2)) in backend.call(f, W, b, pairs).items():
+    tolerance = 64 * single.eps
+    for kind, ((W1, b1), (W2, b2)) in single.call(f, W, b, pairs).items():
         np.testing.assert_array_equal(W1, np.swapaxes(W2, -1, -2))
         np.testing.assert_array_equal(b1, b2)
         for i in range(4):
@@ -131,7 +131,7 @@ def test_half_precision_layers_keep_their_dtype(dtype: str) -> None:
     np.testing.assert_array_equal(b_new, np.full(2, -0.5, dtype))
 
 
-def test_a_dense_scale_with_an_output_that_has_no_spread_yet(backend: Backend) -> None:
+def test_a_dense_scale_with_an_output_that_has_no_spread_yet(single: Backend) -> None:
     rule = popart.Covariance(beta=0.1)
     rng = np.random.default_rng(4)
     first = rng.normal(size=(16, 3)) * (1, 0, 5) + (2, 7, 3)
@@ -149,11 +149,11 @@ def test_a_dense_scale_with_an_output_that_has_no_spread_yet(backend: Backend) -
             two,
         )
 
-    normalized, later, (W_new, b_new), two = backend.call(f, first, second, W, b)
+    normalized, later, (W_new, b_new), two = single.call(f, first, second, W, b)
     assert (normalized[:, 1] == 0).all()
     np.testing.assert_allclose(np.cov(normalized[:, [0, 2]].T, bias=True), np.eye(2), atol=1e-4)
     assert np.isfinite(later).all()
-    one = rule.update(rule.init((3,)), first.astype(backend.dtype))
+    one = rule.update(rule.init((3,)), first.astype(single.dtype))
     before, after = outputs(W, b, rule.affine(one), h), outputs(W_new, b_new, rule.affine(two), h)
     np.testing.assert_allclose(after[[0, 2]], before[[0, 2]], rtol=1e-3)
 
