@@ -1,6 +1,7 @@
 """Agents of runs, finished or not."""
 
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +31,7 @@ class Trained(NamedTuple):
     step: int
 
     def policy(self, network: Network) -> Policy:
-        start = learner.init(self.settings.learning, network, jax.random.key(0))
+        start = jax.eval_shape(partial(learner.init, self.settings.learning, network), jax.random.key(0))
         with closing(Checkpoints(self.folder, read_only=True)) as checkpoints:
             if checkpoints.newest != self.step:  # that would be another agent
                 raise ReplacedError(self.folder / str(self.step))

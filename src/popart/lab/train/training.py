@@ -169,11 +169,12 @@ class Training:
         s, games = self.settings, self.groups[0]
         weights, acting, learning = jax.random.split(jax.random.key(s.seed), 3)
         slots = s.replay // s.num_envs
-        self.agent = learner.init(s.learning, self.network, weights)
+        fresh = partial(learner.init, s.learning, self.network)
         self.acting, self.learning = Acting(acting, jnp.int32(0)), learning
         self.scores = [Scores(self.size) for _ in self.groups]
         memory = partial(replay.init, s.num_envs, slots, games.shape, games.dtype)
         before = self.checkpoints.newest is not None
+        self.agent = jax.eval_shape(fresh, weights) if before else jax.jit(fresh)(weights)
         if before and s.save_replay:
             self.memory = jax.eval_shape(memory)  # there may be no room for two
         else:
@@ -378,7 +379,7 @@ class Training:
             for scores, now in zip(self.scores, self.counts.playing, strict=True):
                 scores.now = np.array(now)
         else:
-            self.memory = replay.interrupt(self.memory)
+            self.memory = jax.jit(replay.interrupt, donate_argnums=0)(self.memory)
 
 
 def check_replay(settings: Train) -> None:
