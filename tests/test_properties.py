@@ -214,7 +214,7 @@ def test_a_constant_stream_has_no_spread_whatever_its_batches(backend: Backend) 
     assert (output == value).all()
 
 
-def test_before_any_target_the_output_is_zero_and_the_first_batch_is_adopted(backend: Backend) -> None:
+def test_before_any_target_the_output_is_zero_and_the_first_batch_is_adopted(single: Backend) -> None:
     rule = popart.Moments()
     y = np.array([3.0, 5.0], np.float32)
     W, b = np.ones((1, 2), np.float32), np.full(1, 0.5, np.float32)
@@ -226,7 +226,7 @@ def test_before_any_target_the_output_is_zero_and_the_first_batch_is_adopted(bac
         W, b = popart.preserve(W, b, before, rule.affine(new))
         return before.denormalize(W), before.normalize(y), W, b, rule.affine(new)
 
-    output, normalized, W_new, b_new, adopted = backend.call(f, y, W, b)
+    output, normalized, W_new, b_new, adopted = single.call(f, y, W, b)
     assert (output == 0).all()
     assert (normalized == 0).all()
     np.testing.assert_array_equal(W_new, W)
@@ -254,7 +254,7 @@ def test_the_first_spread_keeps_the_weights_and_the_outputs_where_they_were(back
     np.testing.assert_allclose(constant_output, 2, rtol=4 * backend.eps)
 
 
-def test_targets_that_are_not_finite_are_left_out_and_counted(backend: Backend) -> None:
+def test_targets_that_are_not_finite_are_left_out_and_counted(single: Backend) -> None:
     rule = popart.Moments(beta=0.1)
     good = np.array([1.0, 2.0, 4.0], np.float32)
     bad = np.array([1.0, np.nan, 2.0, np.inf, 4.0, -np.inf], np.float32)
@@ -263,8 +263,8 @@ def test_targets_that_are_not_finite_are_left_out_and_counted(backend: Backend) 
         start = rule.update(rule.init(like=good), good - 1)
         return rule.update(start, good), rule.update(start, bad), rule.update(start, bad * np.inf)
 
-    clean, sifted, nothing = backend.call(f, good, bad)
-    np.testing.assert_allclose(sifted.moments, clean.moments, rtol=4 * backend.eps)
+    clean, sifted, nothing = single.call(f, good, bad)
+    np.testing.assert_allclose(sifted.moments, clean.moments, rtol=4 * single.eps)
     np.testing.assert_array_equal(sifted.counts, [2, 3])
     np.testing.assert_array_equal(nothing.counts, [1, 6])
 
