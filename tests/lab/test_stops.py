@@ -104,13 +104,13 @@ def assert_same(out: Path, other: Path) -> None:
 
 
 def test_killed_twenty_times_it_ends_as_if_nothing_had_happened(whole: Path, tmp_path: Path) -> None:
-    """First when the best agent is saved, and nothing else. Then at random, after up to three checkpoints."""
+    """First when the best agent is saved, and nothing else. Then at random, after up to two checkpoints."""
     out, rng, reached = tmp_path / "run", random.Random(0), [0]
     with started(out, seconds=1e6) as process:
         wait_for(out / "checkpoints" / "best" / "1", process)
     for _ in range(19):
         with started(out) as process:
-            for _ in range(rng.randrange(4)):
+            for _ in range(rng.randrange(3)):
                 wait_for_another(out, process)
             time.sleep(rng.uniform(0, 0.5))
             assert process.poll() is None

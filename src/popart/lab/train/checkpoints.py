@@ -40,6 +40,9 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         except (FileNotFoundError, NotADirectoryError) as error:  # of one that was listed
             raise ReplacedError(self._folder) from error
+        if read_only and self.newest != self._on_disk():  # a listing is not of one moment
+            self.close()
+            raise ReplacedError(self._folder)
 
     @property
     def newest(self) -> int | None:
