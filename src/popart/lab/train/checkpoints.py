@@ -39,6 +39,8 @@ class Checkpoints:
         try:
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         except (FileNotFoundError, NotADirectoryError) as error:  # of one that was listed
+            if not read_only:
+                raise
             raise ReplacedError(self._folder) from error
         if read_only and self.newest != self._on_disk():  # a listing is not of one moment
             self.close()
