@@ -14,9 +14,12 @@ from popart.lab.machine import use_device
 from popart.lab.progress import progress
 from popart.lab.runs import Run, command_line
 from popart.lab.train.curves import COLOUR
-from popart.lab.train.loading import load
-from popart.lab.train.playing import Player, first_episodes, make
+from popart.lab.train.loading import Trained, load
+from popart.lab.train.playing import Player, first_episodes, make, seed
 from popart.lab.train.training import title
+
+GROUP = 10
+"""Environments that play on until the last of them is done: one episode may take a hundred times as long."""
 
 FIGURE = """Dots: single episodes, spread at random from left to right; the thick line is their mean. Dashed:
 what the paper gives for random play, a human tester, Double DQN and Double DQN with Pop-Art, the latter two
@@ -35,15 +38,9 @@ def run(settings: Evaluate) -> Path:
         "evaluate", heading, settings.at(out), ("run_folder", "which", "threads", "device"), command
     ) as run:
         if not run.finished:
-            options = {"episode": EPISODE} if trained.settings.is_atari else {}
-            games = make(trained.settings, settings.episodes, settings.threads, training=False, **options)
-            network = games.network(trained.settings.dtype)
-            player = Player(network, games, trained.policy(network), settings.epsilon, settings.seed)
-            with progress("evaluate", settings.episodes, "episodes") as advance:
-                found = first_episodes(player, advance) or []
-            games.close()
-            if games.wraps:
-                print(f"{games.wraps} times a score wrapped around; train with --undo-wraps to count on")
+            found, wraps = _play(settings, trained)
+            if wraps:
+                print(f"{wraps} times a score wrapped around; train with --undo-wraps to count on")
             rows = [{"episode": i, "score": score} for i, score in enumerate(found)]
             paper = next((s for s in scores() if s.game == game), None)
             summary = _summary(trained.settings.agent, trained.frames, found, paper)
@@ -57,6 +54,25 @@ def run(settings: Evaluate) -> Path:
             normalized = f" ({row['normalized']} % of human)" if row["normalized"] else ""
             print(f"{row['who']}: {row['score']}{normalized}")
     return run.folder
+
+
+def _play(settings: Evaluate, trained: Trained) -> tuple[list[float], int]:
+    """Scores of episodes, and how often one wrapped around."""
+    number, policy, players = settings.episodes, None, list[Player]()
+    size, options = (GROUP, {"episode": EPISODE}) if trained.settings.is_atari else (number, {})
+    with progress("starting", number, "environments") as advance:
+        for i, first in enumerate(range(0, number, size)):
+            several = min(size, number - first)
+            games = make(trained.settings, several, settings.threads, training=False, **options)
+            network = games.network(trained.settings.dtype)
+            policy = policy or trained.policy(network)  # at once, before a run that goes on replaces it
+            players.append(Player(network, games, policy, settings.epsilon, seed(settings.seed, i)))
+            advance(several)
+    with progress("evaluate", settings.episodes, "episodes") as advance:
+        found = first_episodes(players, advance) or []
+    for player in players:
+        player.environments.close()
+    return found, sum(player.environments.wraps for player in players)
 
 
 def _summary(agent: str, frames: int, found: list[float], paper: Score | None) -> list[dict[str, Any]]:

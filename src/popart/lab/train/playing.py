@@ -1,6 +1,6 @@
 """Agents that were trained, and how well they play."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -14,6 +14,7 @@ from popart.lab.dqn.learner import Settings, values
 from popart.lab.dqn.networks import Network, Params
 from popart.lab.dqn.replay import Replay, Seen
 from popart.lab.environments import Environments, Scores
+from popart.lab.progress import Advance
 from popart.lab.train import SMALL, Train
 
 
@@ -36,6 +37,11 @@ def make(
         life_loss=training,
         **options,
     )
+
+
+def seed(*of: int) -> int:
+    """Another one for each."""
+    return int(np.random.SeedSequence(of).generate_state(1)[0] >> 1)
 
 
 class Policy(NamedTuple):
@@ -85,27 +91,47 @@ class Player:
         )
 
 
-def first_episodes(
-    player: Player, advance: Callable[[int], None] | None = None, stop: Event | None = None
-) -> list[float] | None:
-    """The score of the first episode in each environment; None if it was stopped.
+class FirstEpisodes:
+    """The scores so far of the first episode in each of a player's environments.
 
-    First ones, because among those that end within some time short ones are too many. `advance` is told how
-    many ended with each step.
+    First ones, because among those that end within some time short ones are too many.
     """
-    scores, done = Scores(player.environments.number), np.zeros(player.environments.number, bool)
-    found = scores.now
-    while not done.all():
+
+    def __init__(self, player: Player) -> None:
+        self.player, number = player, player.environments.number
+        self.scores, self.over = np.zeros(number), np.zeros(number, bool)
+        self._now = Scores(number)
+
+    def step(self) -> int:
+        """How many of them ended."""
+        seen = self.player.step()
+        self._now.add(seen)
+        self.scores = np.where(self.over, self.scores, self._now.now)
+        ended = np.asarray(seen.last) & ~self.over
+        self.over |= ended
+        if self.over.all():
+            self.player.environments.receive()
+        return int(ended.sum())
+
+
+def first_episodes(
+    players: Sequence[Player], advance: Advance | None = None, stop: Event | None = None
+) -> list[float] | None:
+    """The score of the first episode in each environment of each player; None if it was stopped.
+
+    A player stops when all of its episodes are over, so that the last ones need not wait for others.
+    """
+    episodes = [FirstEpisodes(player) for player in players]
+    playing, frames = episodes, 0
+    while playing:
         if stop and stop.is_set():
             return None
-        seen = player.step()
-        scores.add(seen)
-        ended = np.asarray(seen.last) & ~done
-        found, done = np.where(done, found, scores.now), done | ended
-        if advance and ended.any():
-            advance(int(ended.sum()))
-    player.environments.receive()
-    return found.tolist()
+        ended = sum(each.step() for each in playing)
+        frames += players[0].environments.frames
+        if advance:
+            advance(ended, f"frame {frames:,}")
+        playing = [each for each in playing if not each.over.all()]
+    return [score for each in episodes for score in each.scores.tolist()]
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)

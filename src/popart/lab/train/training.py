@@ -28,7 +28,7 @@ from popart.lab.runs import Run, command_line
 from popart.lab.train import GROUPS, SMALL, Train, programs
 from popart.lab.train.checkpoints import Checkpoints
 from popart.lab.train.metrics import Table, summary
-from popart.lab.train.playing import Player, Policy, first_episodes, make
+from popart.lab.train.playing import Player, Policy, first_episodes, make, seed
 from popart.lab.train.programs import Acting
 
 AGENTS = {"clipped": "Double DQN, clipped", "unclipped": "Double DQN, unclipped", "popart": "Pop-Art"}
@@ -184,7 +184,7 @@ class Training:
         if not (before and s.save_replay and self._lasting):
             restart = self._run.continued if before else 0
             for i, group in enumerate(self.groups):
-                group.start(int(np.random.SeedSequence((s.seed, restart, i)).generate_state(1)[0] >> 1))
+                group.start(seed(s.seed, restart, i))
         self._run.cut_table("evaluations", self.counts.frames)
         if self.best.newest is not None:
             self.counts.best = self.best.notes()["score"]
@@ -320,9 +320,9 @@ class Training:
             options = {"episode": LONGEST} if self.settings.is_atari else {}
             self._evaluator = make(self.settings, EPISODES, training=False, **options)
         policy = Policy(self.agent.params, self.agent.statistics)
-        seed = int(np.random.SeedSequence((self.settings.seed, counts.frames)).generate_state(1)[0] >> 1)
-        player = Player(self.network, self._evaluator, policy, EPSILON, seed)
-        found = first_episodes(player, stop=self._stop)
+        now = seed(self.settings.seed, counts.frames)
+        player = Player(self.network, self._evaluator, policy, EPSILON, now)
+        found = first_episodes([player], stop=self._stop)
         if found is None:
             return
         score = float(np.mean(found))
