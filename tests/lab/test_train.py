@@ -27,7 +27,7 @@ from popart.lab.train import Train
 from popart.lab.train.checkpoints import Checkpoints, ReplacedError
 from popart.lab.train.loading import load
 from popart.lab.train.playing import Player, Policy, first_episodes, make
-from popart.lab.train.training import Training, check_replay
+from popart.lab.train.training import Training, check_replay, fit
 
 CATCH = Train("catch", frames=12_000, num_envs=16, evaluate_every=6000, log_every=1500, device="cpu")
 TINY = Train("boxing", frames=1200, num_envs=4, replay=400, warm_up=100, exploration=100, copy_every=40,
@@ -249,6 +249,29 @@ def test_what_is_wrong_is_named(
     said = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
     for word in words:
         assert word in said
+
+
+@pytest.mark.parametrize(
+    ("saved", "on_device", "in_memory", "words"),
+    [
+        (False, None, 10, None),
+        (True, None, 10, "14.1 GB of memory, and 8.9 GB are free for it; --replay 631000 would fit, or more"),
+        (True, 10, 10, None),
+        (True, 6, 10, "7.1 GB of the GPU's memory, and 4.9 GB are free for it; --replay 697000 would fit$"),
+        (True, 10, 6, "7.1 GB of memory, and 4.9 GB are free for it; --replay 697000 would fit, or more"),
+        (False, 10, 1, None),
+    ],
+)
+def test_a_replay_has_room_where_it_is_and_where_it_is_saved(
+    saved: bool, on_device: int | None, in_memory: int, words: str | None
+) -> None:
+    """In 10⁹ bytes."""
+    free = None if on_device is None else on_device * 10**9, in_memory * 10**9
+    if words is None:
+        fit(1_000_000, saved, *free)
+    else:
+        with pytest.raises(LabError, match=words):
+            fit(1_000_000, saved, *free)
 
 
 def test_the_replay_that_would_fit_does(tmp_path: Path) -> None:

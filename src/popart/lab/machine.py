@@ -69,14 +69,17 @@ def use_device(device: str) -> None:
             ) from None
 
 
-def free_memory() -> int:
-    """Bytes that arrays may still take where JAX puts them."""
+def free_on_device() -> int | None:
+    """Bytes that arrays may still take on the GPU; None if they are in the machine's memory."""
     import jax
 
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
+    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
+
+
+def free_memory() -> int:
+    """Bytes that may still be taken of the machine's memory."""
     available = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
     try:  # a container may have less than its machine

@@ -22,7 +22,7 @@ from popart.lab.atari.games import scores
 from popart.lab.checks import LabError
 from popart.lab.dqn import learner, replay
 from popart.lab.environments import Environments, Lasting, Scores
-from popart.lab.machine import cores, free_memory, stopping, use_device
+from popart.lab.machine import cores, free_memory, free_on_device, stopping, use_device
 from popart.lab.progress import progress, quantity
 from popart.lab.runs import Run, command_line
 from popart.lab.train import GROUPS, SMALL, Train, programs
@@ -393,14 +393,23 @@ def check_replay(settings: Train) -> None:
             f"each are {least:,}; give --replay {least} or more, or fewer --num-envs"
         )
     if settings.is_atari:
-        copied = settings.save_replay and jax.devices()[0].platform == "cpu"  # while it is being written
-        each, free = (84 * 84 + 11) * (2 if copied else 1), free_memory() - RESERVE
-        if size * each > free:
-            most = max(0, free // each // 1000 * 1000)
-            hint = ", or half of that memory with --no-save-replay" if copied else ""
+        fit(size, settings.save_replay, free_on_device(), free_memory())
+
+
+def fit(size: int, saved: bool, on_device: int | None, in_memory: int) -> None:
+    """Refuse a replay of so many observations for which so many bytes are not enough.
+
+    It is where arrays are, and once more in the machine's memory while it is being saved.
+    """
+    here = [] if on_device is None else [("the GPU's memory", 1, on_device)]
+    for where, copies, free in (*here, ("memory", (not here) + saved, in_memory)):
+        each, left = copies * (84 * 84 + 11), max(0, free - RESERVE)
+        if size * each > left:
+            most = left // each // 1000 * 1000
+            hint = ", or more with --no-save-replay" if saved and where == "memory" else ""
             raise LabError(
-                f"replay is {size:,}, which takes {size * each / 1e9:.1f} GB, and "
-                f"{max(free, 0) / 1e9:.1f} GB are free for it; --replay {most} would fit{hint}"
+                f"replay is {size:,}, which takes {size * each / 1e9:.1f} GB of {where}, and "
+                f"{left / 1e9:.1f} GB are free for it; --replay {most} would fit{hint}"
             )
 
 
