@@ -78,15 +78,16 @@ def free_on_device() -> int | None:
     return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
 
 
-def free_memory() -> int:
-    """Bytes that may still be taken of the machine's memory."""
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that may still be taken of the machine's memory, or of a container's."""
     available = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")
-    try:  # a container may have less than its machine
+    try:
         most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        lines = (group / "memory.stat").read_text().splitlines()
     except (OSError, ValueError):
         return available
-    return min(available, most - used)
+    files = sum(int(n) for name, n in map(str.split, lines) if name in ("active_file", "inactive_file"))
+    return min(available, most - used + files)  # files that were read or written are forgotten when needed
 
 
 @contextmanager
