@@ -12,6 +12,7 @@ import ale_py
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 from ale_py import roms
 
@@ -318,6 +319,20 @@ def test_sticky_actions_are_repeated_now_and_then() -> None:
     assert_same(sometimes, again)
     for other in (never, always):
         assert (sometimes.observation != other.observation).any((0, 2, 3)).all()
+
+
+def test_closed_environments_take_no_threads() -> None:
+    before = threads()
+    games = Atari("pong", 4, 2)
+    games.start(0)
+    games.send(np.zeros(4, np.int32))
+    assert threads() >= before + 2
+    games.close()
+    assert threads() <= before
+
+
+def threads() -> int:
+    return psutil.Process().num_threads()
 
 
 def test_a_seed_is_all_that_chance_depends_on() -> None:

@@ -107,7 +107,7 @@ class Atari:
         return Nature(len(self.names), dtype)
 
     def close(self) -> None:
-        self._env.close()
+        del self._env  # its own `close` leaves threads and memory as they are
 
 
 def unwrap(reward: np.ndarray) -> np.ndarray:
