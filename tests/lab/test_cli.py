@@ -56,7 +56,7 @@ def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[
         (["regression", "--betas", "1.5"], ["betas has 1.5; step sizes must be in (0, 1]"]),
         (["regression", "--samples", "15"], ["samples is 15; it must be a multiple of 10, 10 or more"]),
         (["regression", "--repetitions", "0"], ["repetitions is 0; it must be 1 or more"]),
-        (["regression", "--seed", "-1"], ["seed is -1; it must be 0 or more"]),
+        (["regression", "--seed", "-1"], ["seed is -1; it must be from 0 to 4294967295"]),
         (["regression", "--seed", "one"], ["one", "--seed"]),
         (["histograms", "--targets", "10"], ["targets is 10; it must be 1000 or more"]),
         (["report", "nowhere"], ["nowhere holds no run", "popart reproduce"]),

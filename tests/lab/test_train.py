@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import signal
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -20,8 +21,9 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from popart.lab.checks import LabError
 from popart.lab.cli import main
-from popart.lab.dqn import agent
+from popart.lab.dqn import agent, learner
 from popart.lab.dqn.replay import Seen
+from popart.lab.machine import free_memory
 from popart.lab.runs import Run, command_line, read_manifest, read_table
 from popart.lab.train import Train
 from popart.lab.train.checkpoints import Checkpoints, ReplacedError
@@ -100,6 +102,56 @@ def test_a_finished_run_is_not_run_again_and_more_frames_go_on(catch: Path, tmp_
     assert read_table(out / "metrics.csv") == rows
     with pytest.raises(LabError, match="other settings"):
         replace(CATCH, out=out, frames=15_000, seed=1).run()
+
+
+@pytest.mark.xdist_group("catch")
+def test_what_goes_on_does_not_depend_on_when_it_was_saved(tmp_path: Path) -> None:
+    """Even if that was after the last step, but before the last row."""
+    rows = []
+    for often in (1e-9, 1e6):
+        out = tmp_path / f"{often}"
+        settings = replace(CATCH, out=out, checkpoint_every=often, log_every=700, evaluate_every=0)
+        replace(settings, frames=2000).run()
+        replace(settings, frames=2600).run()
+        rows.append(read_table(out / "metrics.csv"))
+        for row in rows[-1]:
+            for name in ("seconds", "frames_per_second", "updates_per_second"):
+                row.pop(name)
+    assert rows[0] == rows[1]
+    assert [int(row["frames"]) for row in rows[0]] == [704, 1408, 2000, 2112, 2608]
+
+
+@pytest.mark.xdist_group("catch")
+def test_who_stops_it_in_the_last_evaluation_goes_on_with_that(tmp_path: Path) -> None:
+    class Stopped(Training):
+        def _evaluate(self) -> bool:
+            signal.raise_signal(signal.SIGINT)
+            return super()._evaluate()
+
+    settings = replace(CATCH, frames=2000, out=tmp_path / "run").filled()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Run("train", "Catch: Pop-Art", cast("Any", settings), Train.FREE) as run,
+        Stopped(run, settings) as training,
+    ):
+        training.run()
+    assert read_manifest(run.folder)["finished"] is None
+    assert not (run.folder / "evaluations.csv").exists()
+    settings.run()
+    assert read_manifest(run.folder)["finished"]
+    assert [row["frames"] for row in read_table(run.folder / "evaluations.csv")] == ["2000"]
+
+
+@pytest.mark.xdist_group("catch")
+def test_nothing_is_learned_from_nothing(tmp_path: Path) -> None:
+    """A stack and what comes after it: so much must there be of each environment."""
+    with training(replace(CATCH, warm_up=0, num_envs=500, replay=10_000), tmp_path / "run") as run:
+        while not run.counts.updates:
+            run.step(0)
+        run._fetch()
+        norms = np.array(run.counts.metrics)[:, learner.Metrics._fields.index("gradient_norm")]
+    assert run.counts.steps == 3 * 500
+    assert (norms > 0).all()
 
 
 @pytest.mark.xdist_group("catch")
@@ -233,6 +285,8 @@ def test_defaults_are_those_of_double_dqn() -> None:
         (["--num-envs", "6"], ["num_envs is 6; it must be 1 or a multiple of 4"]),
         (["--epsilon", "1.5"], ["epsilon is 1.5; it must be between 0 and 1"]),
         (["--step-size", "0"], ["step_size is 0.0; it must be more than 0"]),
+        (["--beta", "2"], ["beta is 2.0; it must be between 0 and 1"]),
+        (["--seed", "4294967296"], ["seed is 4294967296; it must be from 0 to 4294967295"]),
         (["--frames", "0"], ["frames is 0; it must be 1 or more"]),
         (["--agent", "popat"], ["popat", "unclipped"]),
         (["--game", "catch", "--sticky", "0.25"], ["sticky, undo_wraps and dtype are for Atari"]),
@@ -272,6 +326,17 @@ def test_a_replay_has_room_where_it_is_and_where_it_is_saved(
     else:
         with pytest.raises(LabError, match=words):
             fit(1_000_000, saved, *free)
+
+
+def test_the_memory_of_a_container_is_what_files_do_not_need(tmp_path: Path) -> None:
+    stat = "anon 1\ninactive_file 700000\nactive_file 200000\n"
+    found = {"max": "3000000\n", "current": "2000000\n", "stat": stat}
+    assert free_memory(tmp_path) > 2**30  # it is no container's
+    for name, text in found.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_memory(tmp_path) == 1_900_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(tmp_path) > 2**30
 
 
 def test_the_replay_that_would_fit_does(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
     [
         ({"frames": 3}, "frames is 3; it must be 4 or more"),
         ({"epsilon": 1.5}, r"epsilon is 1.5; it must be between 0 and 1"),
-        ({"seed": -1}, "seed is -1; it must be 0 or more"),
+        ({"seed": -1}, "seed is -1; it must be from 0 to 4294967295"),
         ({"out": Path("film.avi")}, r"out is 'film.avi'; it must end in .mp4"),
     ],
 )

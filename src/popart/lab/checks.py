@@ -45,6 +45,12 @@ def check_whole(setting: str, value: int, least: int, multiple: int = 1) -> None
         raise ValueError(f"{setting} is {value!r}; it must be {what}")
 
 
+def check_seed(seed: int) -> None:
+    """As many as JAX tells apart."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed!r}; it must be from 0 to {2**32 - 1}")
+
+
 def check_between(setting: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise ValueError(f"{setting} is {value!r}; it must be between {least:g} and {most:g}")

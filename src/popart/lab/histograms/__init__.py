@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from popart.lab.checks import check_whole
+from popart.lab.checks import check_seed, check_whole
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Histograms:
 
     def __post_init__(self) -> None:
         check_whole("targets", self.targets, 1000)
-        check_whole("seed", self.seed, 0)
+        check_seed(self.seed)
 
     def run(self) -> Path:
         from popart.lab.histograms.experiment import run

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from popart.lab.checks import check_grid, check_names, check_whole
+from popart.lab.checks import check_grid, check_names, check_seed, check_whole
 from popart.lab.regression.methods import METHODS
 
 SMOOTH = 10
@@ -54,7 +54,7 @@ class Regression:
         check_grid("betas", self.betas, 1)
         check_whole("samples", self.samples, SMOOTH, SMOOTH)
         check_whole("repetitions", self.repetitions, 1)
-        check_whole("seed", self.seed, 0)
+        check_seed(self.seed)
 
     def run(self) -> Path:
         from popart.lab.regression.experiment import run

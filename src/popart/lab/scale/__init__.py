@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from popart.lab.checks import check_grid, check_names, check_whole
+from popart.lab.checks import check_grid, check_names, check_seed, check_whole
 
 
 class Small(NamedTuple):
@@ -68,7 +68,7 @@ class Scale:
         check_names("agents", self.agents, AGENTS)
         check_grid("scales", self.scales)
         check_whole("seeds", self.seeds, 1)
-        check_whole("seed", self.seed, 0)
+        check_seed(self.seed)
         if self.steps is not None:
             check_whole("steps", self.steps, 2000)
 

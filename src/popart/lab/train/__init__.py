@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import tyro
 
 from popart.lab.atari.games import scores
-from popart.lab.checks import check_between, check_positive, check_whole, nearest
+from popart.lab.checks import check_between, check_positive, check_seed, check_whole, nearest
 from popart.lab.scale import GAMES
 
 if TYPE_CHECKING:
@@ -145,9 +145,10 @@ class Train:
         check_game(self.game)
         for name in ("frames", "num_envs", "replay", "copy_every", "log_every"):
             check_whole(name, getattr(self, name), 1)
-        for name in ("seed", "warm_up", "exploration", "evaluate_every"):
+        for name in ("warm_up", "exploration", "evaluate_every"):
             check_whole(name, getattr(self, name), 0)
-        for name in ("epsilon", "discount", "sticky"):
+        check_seed(self.seed)
+        for name in ("epsilon", "discount", "sticky", "beta"):
             check_between(name, getattr(self, name), 0, 1)
         for name in ("beta", "reward_scale", "checkpoint_every"):
             check_positive(name, getattr(self, name))

@@ -31,7 +31,7 @@ def make(
     return Atari(
         settings.game,
         number,
-        threads or settings.threads,
+        threads,
         sticky=settings.sticky,
         undo_wraps=settings.undo_wraps,
         life_loss=training,

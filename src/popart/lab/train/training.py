@@ -131,6 +131,7 @@ class Training:
         self.best = Checkpoints(self.folder / "checkpoints" / "best")
         self.schedule = settings.schedule
         self.per_call = max(1, self.schedule.updates(0, self.size))
+        self._enough = max(settings.warm_up, settings.num_envs * (self.groups[0].stacked + 1))
         self.counts = Counts()
         self._sender = ThreadPoolExecutor(1)
         self._sending: dict[int, Future[None]] = {}
@@ -212,12 +213,15 @@ class Training:
                     told = time.monotonic()
                     advance(self.counts.frames - shown, self._doing())
                     shown = self.counts.frames
+            self.counts.turns += 1  # or the next checkpoint would be taken for the last one
             if self.counts.logged < self.counts.frames:
                 self._log()
-            if s.evaluate_every and self.counts.evaluated < self.counts.frames:
-                self._evaluate()
+            due = s.evaluate_every > 0 and self.counts.evaluated < self.counts.frames
+            stopped = due and not self._evaluate()
             self.save()
             self.checkpoints.wait()
+            if stopped:
+                raise KeyboardInterrupt
             advance(self.counts.frames - shown, self._doing())
 
     def step(self, group: int) -> None:
@@ -235,7 +239,7 @@ class Training:
         acted = self.size - int(np.count_nonzero(seen.last))
         counts.steps += acted
         counts.remembered += acted
-        if counts.remembered > self.schedule.warm_up:
+        if counts.remembered > self._enough:  # with fewer of each, there is nothing to draw
             counts.owed += acted
         due = self.per_call * self.schedule.steps_per_update
         while counts.owed >= due:
@@ -313,18 +317,18 @@ class Training:
             words.append("filling the replay")
         return ", ".join(words)
 
-    def _evaluate(self) -> None:
-        """Play some episodes, and keep the agent if it is the best so far."""
+    def _evaluate(self) -> bool:
+        """Play some episodes, and keep the agent if it is the best so far; false if it was stopped."""
         counts, began = self.counts, time.monotonic()
         if self._evaluator is None:
             options = {"episode": LONGEST} if self.settings.is_atari else {}
-            self._evaluator = make(self.settings, EPISODES, training=False, **options)
+            self._evaluator = make(self.settings, EPISODES, self.settings.threads, training=False, **options)
         policy = Policy(self.agent.params, self.agent.statistics)
         now = seed(self.settings.seed, counts.frames)
         player = Player(self.network, self._evaluator, policy, EPSILON, now)
         found = first_episodes([player], stop=self._stop)
         if found is None:
-            return
+            return False
         score = float(np.mean(found))
         rows = self._run.read_table("evaluations")
         self._run.write_table("evaluations", [*rows, {"frames": counts.frames, "score": score}])
@@ -335,6 +339,7 @@ class Training:
             self.best.save(
                 (self.best.newest or 0) + 1, {"frames": counts.frames, "score": score}, policy=policy
             )
+        return True
 
     def save(self) -> None:
         """Begin a checkpoint of everything that the rest of the run depends on."""
