@@ -36,8 +36,6 @@ from popart.lab.train import Train
 from popart.lab.train.curves import show
 from popart.lab.train.training import Training, title
 
-FRAMES_PER_UPDATE = 16
-
 SMALL = Train(
     game="breakout",
     frames=20_000,
@@ -85,13 +83,21 @@ def learner(training: Training, seconds: float) -> float:
             )
         jax.block_until_ready(training.agent)
         calls += 3
-    return calls * training.per_call * FRAMES_PER_UPDATE / (time.perf_counter() - start)
+    return calls * training.per_call * frames_per_update(training) / (time.perf_counter() - start)
+
+
+def frames_per_update(training: Training) -> int:
+    return training.schedule.steps_per_update * training.groups[0].frames
 
 
 def end_to_end(folder: Path) -> tuple[float, float]:
     """Frames per second from the row of the first updates to the last, and seconds in between."""
     with (folder / "metrics.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if int(r["updates"])]
+    if len(rows) < 2:
+        raise SystemExit(
+            f"{folder}: two rows with updates are needed; give more --frames or less --log-every"
+        )
     frames, seconds = (float(rows[-1][k]) - float(rows[0][k]) for k in ("frames", "seconds"))
     return frames / seconds, seconds
 
@@ -125,9 +131,9 @@ def main() -> None:
     on_cpu = jax.devices()[0].platform == "cpu"
     limit = 1 / (1 / alone + 1 / learning) if on_cpu else min(alone, learning)
     rates = (("emulators", alone), ("learner", learning), ("limit of both", limit), ("end to end", both))
+    per = frames_per_update(training)
     rows = [
-        [settings.game, settings.dtype, n, f"{r:.0f}", f"{r / FRAMES_PER_UPDATE:.0f}", f"{both / r:.3f}"]
-        for n, r in rates
+        [settings.game, settings.dtype, n, f"{r:.0f}", f"{r / per:.0f}", f"{both / r:.3f}"] for n, r in rates
     ]
     header = ["game", "dtype", "what", "frames/s", "updates/s", "end to end / this"]
     device = f"{'CPU' if on_cpu else jax.devices()[0].device_kind}, {cores()} cores"

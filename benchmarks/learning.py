@@ -78,7 +78,10 @@ def main() -> None:
     games: dict[str, dict[str, Path]] = defaultdict(dict)
     for folder in options.runs:
         settings = read_manifest(folder)["settings"]
-        games[settings["game"]][settings["agent"]] = folder
+        game, agent = settings["game"], settings["agent"]
+        if agent in games[game]:
+            parser.error(f"{folder} is a second run of {agent} on {game}; give one of them")
+        games[game][agent] = folder
     options.path.write_bytes(dict(images(figure(games)))["png"])
     print(options.path)
 
