@@ -1,6 +1,5 @@
 """What the documentation says of runs on a GPU is what the files of these runs say."""
 
-import csv
 import re
 from pathlib import Path
 
@@ -8,15 +7,10 @@ import numpy as np
 import pytest
 
 from popart.lab.atari.games import scores
-from popart.lab.runs import read_manifest
+from popart.lab.runs import read_manifest, read_table
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / "results" / "atari").iterdir())
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def cells(page: str, first: str) -> list[str]:
@@ -31,10 +25,10 @@ def test_runs_of_atari(run: Path) -> None:
     asked = manifest["settings"]
     assert manifest["finished"]
     assert "NVIDIA" in manifest["device"]
-    last = read(run / "metrics.csv")[-1]
+    last = read_table(run / "metrics.csv")[-1]
     (evaluation,) = run.glob("evaluation-*")
     assert read_manifest(evaluation)["finished"]
-    episodes = [float(row["score"]) for row in read(evaluation / "episodes.csv")]
+    episodes = [float(row["score"]) for row in read_table(evaluation / "episodes.csv")]
     assert len(episodes) == 100
 
     paper = next(score for score in scores() if score.game == asked["game"])
@@ -51,7 +45,7 @@ def test_runs_of_atari(run: Path) -> None:
 
 @pytest.mark.parametrize(("game", "column"), [("breakout", 0), ("ms_pacman", 2)])
 def test_the_speed_of_atari(game: str, column: int) -> None:
-    told = {row["what"]: row for row in read(ROOT / "results" / f"atari_{game}-popart.csv")}
+    told = {row["what"]: row for row in read_table(ROOT / "results" / f"atari_{game}-popart.csv")}
     for what in ("emulators", "learner", "end to end"):
         rate, part = cells("speed.md", f"{what}(?:, .*?)?")[column : column + 2]
         assert rate == told[what]["frames/s"]

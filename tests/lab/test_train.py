@@ -22,14 +22,12 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.dqn import agent, learner
-from popart.lab.dqn.replay import Seen
-from popart.lab.machine import free_memory
 from popart.lab.runs import Run, command_line, read_manifest, read_table
 from popart.lab.train import Train
 from popart.lab.train.checkpoints import Checkpoints, ReplacedError
 from popart.lab.train.loading import load
-from popart.lab.train.playing import Player, Policy, first_episodes, make
-from popart.lab.train.training import Training, check_replay, fit
+from popart.lab.train.playing import make
+from popart.lab.train.training import Training
 
 CATCH = Train("catch", frames=12_000, num_envs=16, evaluate_every=6000, log_every=1500, device="cpu")
 TINY = Train("boxing", frames=1200, num_envs=4, replay=400, warm_up=100, exploration=100, copy_every=40,
@@ -306,50 +304,6 @@ def test_what_is_wrong_is_named(
         assert word in said
 
 
-@pytest.mark.parametrize(
-    ("saved", "on_device", "in_memory", "words"),
-    [
-        (False, None, 10, None),
-        (True, None, 10, "14.1 GB of memory, and 8.9 GB are free for it; --replay 631000 would fit, or more"),
-        (True, 10, 10, None),
-        (True, 6, 10, "7.1 GB of the GPU's memory, and 4.9 GB are free for it; --replay 697000 would fit$"),
-        (True, 10, 6, "7.1 GB of memory, and 4.9 GB are free for it; --replay 697000 would fit, or more"),
-        (False, 10, 1, None),
-    ],
-)
-def test_a_replay_has_room_where_it_is_and_where_it_is_saved(
-    saved: bool, on_device: int | None, in_memory: int, words: str | None
-) -> None:
-    """In 10⁹ bytes."""
-    free = None if on_device is None else on_device * 10**9, in_memory * 10**9
-    if words is None:
-        fit(1_000_000, saved, *free)
-    else:
-        with pytest.raises(LabError, match=words):
-            fit(1_000_000, saved, *free)
-
-
-def test_the_memory_of_a_container_is_what_files_do_not_need(tmp_path: Path) -> None:
-    stat = "anon 1\ninactive_file 700000\nactive_file 200000\n"
-    found = {"max": "3000000\n", "current": "2000000\n", "stat": stat}
-    assert free_memory(tmp_path) > 2**30  # it is no container's
-    for name, text in found.items():
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert free_memory(tmp_path) == 1_900_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(tmp_path) > 2**30
-
-
-def test_the_replay_that_would_fit_does(tmp_path: Path) -> None:
-    with pytest.raises(LabError) as refused:
-        check_replay(Train(replay=10**12))
-    most = int(str(refused.value).split("--replay ")[1].split()[0])
-    check_replay(Train(replay=most * 9 // 10))  # others may have taken some meanwhile
-    with pytest.raises(LabError):
-        replace(TINY, replay=10**12, out=tmp_path / "run").run()
-    assert not (tmp_path / "run").exists()  # so that the figure can be given in its place
-
-
 @pytest.mark.skipif(jax.devices()[0].platform != "cpu", reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="device is 'gpu', but JAX finds none"):
@@ -417,51 +371,6 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_not_mistaken(catch: Path, tm
     assert len(set(read)) > 2
     with pytest.raises(ReplacedError, match=r"last/1 was replaced while it was read; try again"):
         first.policy(make(CATCH, 1, training=False).network("float32"))
-
-
-@pytest.mark.xdist_group("catch")
-def test_evaluation_takes_the_first_episode_of_each_environment(catch: Path) -> None:
-    """CartPole's are of very different lengths, which are their scores."""
-    settings = replace(CATCH, game="cartpole")
-    games = make(settings, 8, training=False)
-    network = games.network("float32")
-    policy = Policy(network.init(jax.random.key(3)), None)
-    found = first_episodes([Player(network, games, policy, 0.5, seed=7)])
-    again = Player(network, games, policy, 0.5, seed=7)
-    lengths, over = np.zeros(8), np.zeros(8, bool)
-    while not over.all():
-        seen = again.step()
-        lengths += np.where(over, 0, seen.reward)
-        over |= np.asarray(seen.last)
-    assert found == lengths.tolist()
-    assert len(set(lengths)) > 3
-
-
-@pytest.mark.xdist_group("catch")
-def test_a_group_whose_episodes_are_over_plays_no_more() -> None:
-    settings = replace(CATCH, game="cartpole")
-    network = make(settings, 1, training=False).network("float32")
-    policy, stepped = Policy(network.init(jax.random.key(3)), None), [0, 0, 0]
-
-    class Counting(Player):
-        def step(self) -> Seen:
-            stepped[self.seed] += 1
-            return super().step()
-
-    players = [Counting(network, make(settings, 2, training=False), policy, 0.5, seed) for seed in range(3)]
-    ended: list[float] = []
-
-    def advance(amount: float, doing: str | None = None) -> None:
-        ended.append(amount)
-
-    together = first_episodes(players, advance)
-    assert together
-    longest = np.max(np.reshape(together, (3, 2)), axis=1)
-    assert stepped == (longest + 1).tolist()  # what is seen first has no reward
-    assert len(set(stepped)) == 3
-    assert sum(ended) == 6
-    for player, scores in zip(players, np.reshape(together, (3, 2)).tolist(), strict=True):
-        assert first_episodes([Player(network, player.environments, policy, 0.5, player.seed)]) == scores
 
 
 @pytest.mark.xdist_group("catch")

@@ -40,7 +40,7 @@ def make(
 
 
 def seed(*of: int) -> int:
-    """Another one for each."""
+    """A seed for each list of numbers, such as a run's seed and a group's number."""
     return int(np.random.SeedSequence(of).generate_state(1)[0] >> 1)
 
 

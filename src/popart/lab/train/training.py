@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from popart.lab.atari.games import scores
-from popart.lab.checks import LabError
 from popart.lab.dqn import learner, replay
 from popart.lab.environments import Environments, Lasting, Scores
-from popart.lab.machine import cores, free_memory, free_on_device, stopping, use_device
+from popart.lab.machine import cores, stopping, use_device
 from popart.lab.progress import progress, quantity
 from popart.lab.runs import Run, command_line
 from popart.lab.train import GROUPS, SMALL, Train, programs
@@ -30,6 +29,7 @@ from popart.lab.train.checkpoints import Checkpoints
 from popart.lab.train.metrics import Table, summary
 from popart.lab.train.playing import Player, Policy, first_episodes, make, seed
 from popart.lab.train.programs import Acting
+from popart.lab.train.room import check_replay
 
 AGENTS = {"clipped": "Double DQN, clipped", "unclipped": "Double DQN, unclipped", "popart": "Pop-Art"}
 
@@ -44,9 +44,6 @@ BUSY = 2
 
 AT_ONCE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 """On a GPU, what does not depend on each other in an update runs at the same time: the same bits, sooner."""
-
-RESERVE = 2**30
-"""Bytes for all that is not the replay."""
 
 
 def run(settings: Train) -> Path:
@@ -80,7 +77,7 @@ class Counts:
     """How far a run is, and what was not written down yet."""
 
     turns: int = 0
-    """Of any group."""
+    """Of any group, and one for the end."""
 
     frames: int = 0
     steps: int = 0
@@ -385,37 +382,6 @@ class Training:
                 scores.now = np.array(now)
         else:
             self.memory = jax.jit(replay.interrupt, donate_argnums=0)(self.memory)
-
-
-def check_replay(settings: Train) -> None:
-    """It must hold a few steps of each environment, and fit into memory."""
-    number, size = settings.num_envs, settings.replay
-    stacked = 4 if settings.is_atari else 1
-    least = number * (stacked + 2)
-    if size < least:
-        raise LabError(
-            f"replay is {size:,}, which is too little for num_envs {number}: {stacked + 2} observations of "
-            f"each are {least:,}; give --replay {least} or more, or fewer --num-envs"
-        )
-    if settings.is_atari:
-        fit(size, settings.save_replay, free_on_device(), free_memory())
-
-
-def fit(size: int, saved: bool, on_device: int | None, in_memory: int) -> None:
-    """Refuse a replay of so many observations for which so many bytes are not enough.
-
-    It is where arrays are, and once more in the machine's memory while it is being saved.
-    """
-    here = [] if on_device is None else [("the GPU's memory", 1, on_device)]
-    for where, copies, free in (*here, ("memory", (not here) + saved, in_memory)):
-        each, left = copies * (84 * 84 + 11), max(0, free - RESERVE)
-        if size * each > left:
-            most = left // each // 1000 * 1000
-            hint = ", or more with --no-save-replay" if saved and where == "memory" else ""
-            raise LabError(
-                f"replay is {size:,}, which takes {size * each / 1e9:.1f} GB of {where}, and "
-                f"{left / 1e9:.1f} GB are free for it; --replay {most} would fit{hint}"
-            )
 
 
 def _send(games: Environments, action: jax.Array) -> None:
