@@ -8,7 +8,6 @@ human tester.
 """
 
 import argparse
-import csv
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,19 @@ from matplotlib.figure import Figure
 
 from popart.lab.atari.games import Score, scores
 from popart.lab.figures import INK, images, letter, styled, subplots
-from popart.lab.runs import read_manifest
+from popart.lab.runs import read_manifest, read_table
 from popart.lab.train.curves import COLOUR
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
 
 
 def panel(axes: Axes, paper: Score, runs: dict[str, Path]) -> None:
     best = -np.inf
     for agent, folder in runs.items():
-        rows = read(folder / "metrics.csv")
+        rows = read_table(folder / "metrics.csv")
         frames, score = (np.array([float(r[k] or "nan") for r in rows]) for k in ("frames", "score_100"))
         axes.plot(frames / 1e6, score, color=COLOUR[agent], label=agent)
         best = max(best, np.nanmax(score))
         for found in folder.glob("evaluation-*/summary.csv"):
-            mine, evaluated = read(found)[0], int(found.parent.name.split("-")[2])
+            mine, evaluated = read_table(found)[0], int(found.parent.name.split("-")[2])
             mean, error = float(mine["score"]), float(mine["standard_error"])
             axes.errorbar(evaluated / 1e6, mean, error, fmt="o", markersize=3, color=COLOUR[agent])
     for name, score in (("random", paper.random), ("human", paper.human)):
@@ -52,10 +46,8 @@ def panel(axes: Axes, paper: Score, runs: dict[str, Path]) -> None:
 @styled
 def figure(games: dict[str, dict[str, Path]]) -> Figure:
     papers = {score.game: score for score in scores()}
-    columns = min(2, len(games))
-    drawn, grid = subplots(
-        -(-len(games) // columns), columns, height=2.2 * -(-len(games) // columns), squeeze=False
-    )
+    rows, columns = -(-len(games) // 2), min(2, len(games))
+    drawn, grid = subplots(rows, columns, height=2.2 * rows, squeeze=False)
     every: list[Any] = list(grid.flat)
     for axes, (game, runs) in zip(every, games.items(), strict=False):
         panel(axes, papers[game], runs)
