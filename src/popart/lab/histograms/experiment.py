@@ -162,7 +162,7 @@ def _figure(y: np.ndarray, rows: list[dict[str, Any]]) -> Figure:
         for beta, s, colour in curves:
             label = f"β = {beta:g}" + ("" if s == 1 else ", s = 1/3")
             _histogram(axes, normalized(y, beta, s)[BURN_IN:], colour, label)
-        axes.set(xlabel="(normalised) target", ylabel="density", xlim=(-6, 8), ylim=(0, 1.3))
+        axes.set(xlabel="(normalised) target", ylabel="density", xlim=(-6, 8), ylim=(0, 1.8))
         letter(axes, title)
         axes.legend(loc="upper right", handlelength=1)
     _variances(right, rows)

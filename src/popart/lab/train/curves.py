@@ -28,7 +28,7 @@ def show(run: Run, settings: Train) -> None:
 def _figure(
     settings: Train, columns: dict[str, np.ndarray], evaluations: list[tuple[float, float]]
 ) -> Figure:
-    figure, (score, units, norms) = subplots(1, 3, height=2.2)
+    figure, (score, units, norms) = subplots(1, 3, height=2.2, sharex=True)
     frames, colour = columns["frames"], COLOUR[settings.agent]
     unit, name = (1e6, "million frames") if frames[-1] >= 1e6 else (1e3, "thousand frames")
     x = frames / unit
