@@ -4,7 +4,7 @@
 
 Lines: the mean of the last 100 episodes. Dots: the mean of an evaluation and its standard error, where
 `popart evaluate` was run. Dotted lines: the paper's scores of random play and, where it was reached, of a
-human tester.
+human tester. Pale: with convolutions in bfloat16.
 """
 
 import argparse
@@ -21,18 +21,24 @@ from popart.lab.figures import INK, images, letter, styled, subplots
 from popart.lab.runs import read_manifest, read_table
 from popart.lab.train.curves import COLOUR
 
+Kind = tuple[str, str]
+"""The agent, and the type of its convolutions."""
 
-def panel(axes: Axes, paper: Score, runs: dict[str, Path]) -> None:
+
+def panel(axes: Axes, paper: Score, runs: dict[Kind, Path]) -> None:
     best = -np.inf
-    for agent, folder in runs.items():
+    for (agent, dtype), folder in runs.items():
         rows = read_table(folder / "metrics.csv")
         frames, score = (np.array([float(r[k] or "nan") for r in rows]) for k in ("frames", "score_100"))
-        axes.plot(frames / 1e6, score, color=COLOUR[agent], label=agent)
+        label, alpha = (agent, 1.0) if dtype == "float32" else (f"{agent}, {dtype}", 0.45)
+        axes.plot(frames / 1e6, score, color=COLOUR[agent], alpha=alpha, label=label)
         best = max(best, np.nanmax(score))
         for found in folder.glob("evaluation-*/summary.csv"):
             mine, evaluated = read_table(found)[0], int(found.parent.name.split("-")[2])
             mean, error = float(mine["score"]), float(mine["standard_error"])
-            axes.errorbar(evaluated / 1e6, mean, error, fmt="o", markersize=3, color=COLOUR[agent])
+            axes.errorbar(
+                evaluated / 1e6, mean, error, fmt="o", markersize=3, color=COLOUR[agent], alpha=alpha
+            )
     for name, score in (("random", paper.random), ("human", paper.human)):
         if score <= best:
             axes.axhline(score, color=INK, linestyle=":", linewidth=0.8)
@@ -44,7 +50,7 @@ def panel(axes: Axes, paper: Score, runs: dict[str, Path]) -> None:
 
 
 @styled
-def figure(games: dict[str, dict[str, Path]]) -> Figure:
+def figure(games: dict[str, dict[Kind, Path]]) -> Figure:
     papers = {score.game: score for score in scores()}
     rows, columns = -(-len(games) // 2), min(2, len(games))
     drawn, grid = subplots(rows, columns, height=2.2 * rows, squeeze=False)
@@ -52,7 +58,7 @@ def figure(games: dict[str, dict[str, Path]]) -> Figure:
     for axes, (game, runs) in zip(every, games.items(), strict=False):
         panel(axes, papers[game], runs)
         if len(runs) > 1:
-            axes.legend(loc="center right")
+            axes.legend(loc="best")
     for axes in every[len(games) :]:
         axes.remove()
     for axes in grid[:, 0]:
@@ -67,13 +73,13 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     parser.add_argument("--path", type=Path, default=Path("docs/learning.png"))
     options = parser.parse_args()
-    games: dict[str, dict[str, Path]] = defaultdict(dict)
+    games: dict[str, dict[Kind, Path]] = defaultdict(dict)
     for folder in options.runs:
         settings = read_manifest(folder)["settings"]
-        game, agent = settings["game"], settings["agent"]
-        if agent in games[game]:
-            parser.error(f"{folder} is a second run of {agent} on {game}; give one of them")
-        games[game][agent] = folder
+        game, kind = settings["game"], (settings["agent"], settings["dtype"])
+        if kind in games[game]:
+            parser.error(f"{folder} is a second run of {' in '.join(kind)} on {game}; give one of them")
+        games[game][kind] = folder
     options.path.write_bytes(dict(images(figure(games)))["png"])
     print(options.path)
 
