@@ -1,5 +1,7 @@
 """What the device does in a turn: two programs, so that actions need not wait for updates."""
 
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -53,3 +55,9 @@ def learn(
         settings, network, learned, memory, now, updates, stacked, updates_per_copy
     )
     return learned, key, jnp.stack(metrics)
+
+
+@lru_cache(maxsize=8)
+def compiled(program: Callable[..., Any], *settings: Any, **options: str) -> Callable[..., Any]:
+    """With these settings. Runs in one process that have the same ones share it."""
+    return jax.jit(partial(program, *settings), donate_argnums=(0, 1), compiler_options=options)

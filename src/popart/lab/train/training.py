@@ -154,13 +154,12 @@ class Training:
 
     def _compile(self) -> None:
         s, stacked = self.settings, self.groups[0].stacked
-        observe = partial(programs.observe, self.network, s.schedule, stacked, s.reward_scale)
-        learn = partial(
-            programs.learn, s.learning, self.network, stacked, self.per_call, self.schedule.updates_per_copy
-        )
-        self._observe = jax.jit(observe, donate_argnums=(0, 1))
+        self._observe = programs.compiled(programs.observe, self.network, s.schedule, stacked, s.reward_scale)
         options = AT_ONCE if jax.default_backend() == "gpu" else {}
-        self._learn = jax.jit(learn, donate_argnums=(0, 1), compiler_options=options)
+        per_copy = self.schedule.updates_per_copy
+        self._learn = programs.compiled(
+            programs.learn, s.learning, self.network, stacked, self.per_call, per_copy, **options
+        )
 
     def _begin(self) -> None:
         """From the last checkpoint, if there is one."""
