@@ -39,11 +39,11 @@ on the precision; so the one that adopts its first batch gets one that is large 
 
 def worthwhile(name: str, scenario: str, backend: Backend) -> bool:
     """What takes long is done where it says most: what is per task has all that the others have."""
-    if name in VARIANTS:
+    if name == "moments":
+        return True
+    if name in VARIANTS or scenario == "scalar":
         return backend in FLOAT32 and backend.mode != "compile"
-    if backend.mode == "compile":
-        return scenario == "per-task" or name == "moments"
-    return name == "moments" or not (backend.mode == "eager" and backend.x64)
+    return not (backend.mode == "eager" and backend.x64)
 
 
 def stream(scenario: str, steps: int) -> list[dict[str, Any]]:

@@ -39,18 +39,23 @@ def rule(request: pytest.FixtureRequest) -> Rule[Any, Any]:
     return RULES[request.param]
 
 
+def worthwhile(name: str, backend: Backend) -> bool:
+    """What takes long is done with one rule: compiling is done with that which has most to compile."""
+    if backend.mode == "compile":
+        return name == "order-statistics"
+    return name == "moments" or not (backend.module == "jax" and backend.mode in ("eager", "vmap"))
+
+
 every_way = pytest.mark.parametrize(
     ("rule", "backend"),
     [
         pytest.param(name, backend, marks=pytest.mark.xdist_group(name), id=f"{name}-{backend.name}")
         for name in RULES
         for backend in BACKENDS
-        if not (backend.mode == "eager" and backend.x64)
-        and (backend.mode != "compile" or name == "order-statistics")
+        if worthwhile(name, backend)
     ],
     indirect=True,
 )
-"""Every rule in every way that is quick; PyTorch, which takes up to a minute, compiles one of them."""
 
 
 @functools.cache

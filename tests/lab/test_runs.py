@@ -15,6 +15,7 @@ import pytest
 from popart.lab.cli import main
 from popart.lab.regression import Regression
 from popart.lab.runs import LabError, Run, command_line, read_manifest, write_atomically
+from tests.backends import sharing_what_is_compiled
 
 POPART = [sys.executable, "-m", "popart.lab.cli"]
 SMALL = ["--methods", "sgd", "popart", "--alphas", "1e-4", "1e-2", "--betas", "0.1"]
@@ -94,7 +95,8 @@ def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     run = "from popart.lab.cli import main; main()"
     command = [sys.executable, "-c", f"{listen}; {run}", "regression", *arguments, "--out", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe, environment = subprocess.PIPE, sharing_what_is_compiled()
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def rows_of(out: Path) -> int:
@@ -154,7 +156,7 @@ def test_a_full_disk_leaves_nothing_corrupt_and_the_run_goes_on_later(tmp_path: 
     assert {line.count(",") for line in lines} == {6}
     other = tmp_path / "other"
     for command in (arguments, [*arguments[:-1], str(other)]):
-        subprocess.run(command, check=True, capture_output=True, env=on_the_cpu)
+        subprocess.run(command, check=True, capture_output=True, env=sharing_what_is_compiled())
     assert (out / "grid.csv").read_bytes() == (other / "grid.csv").read_bytes()
 
 
@@ -280,7 +282,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(tmp_path: Path) -> 
     assert "\x1b" not in said
     primary, secondary = pty.openpty()
     command = [*POPART, "regression", *SMALL, "--out", str(tmp_path / "bar")]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    environment = {**sharing_what_is_compiled(), "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(command, stderr=secondary, stdout=subprocess.DEVNULL, env=environment) as process:
         os.close(secondary)
         shown = b""

@@ -1,8 +1,5 @@
 """Small games, and agents that play them with rewards of any size."""
 
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +17,13 @@ from popart.lab.scale import GAMES
 from popart.lab.scale.experiment import train
 from popart.lab.scale.games import Game
 from popart.lab.scale.training import SCHEDULE, Training, advance, start
-from tests.backends import sharing_what_is_compiled
+from tests.lab.processes import started
 
-SMALL = ["--scales", "1e-8", "1", "1e8", "--seeds", "1", "--steps", "2000"]
+SCALES, STEPS = [1e-8, 1.0, 1e8], 16_000
+SMALL = ["--scales", *map(str, SCALES), "--seeds", "1", "--steps", str(STEPS)]
+
+compiled_once = pytest.mark.xdist_group("scale")
+"""Programs that take long to compile, and are the same ones in these tests."""
 
 
 @pytest.mark.parametrize("name", [game.name for game in GAMES.values()])
@@ -105,10 +106,11 @@ def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: st
         np.testing.assert_array_equal(2.0**k * first.scale, second.scale)
 
 
+@compiled_once
 def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
-    scales, seeds = jnp.array([1e-8, 1.0, 1e8]), jnp.arange(1)
+    scales, seeds = jnp.array(SCALES), jnp.arange(1)
     popart, plain, clipped = (
-        np.asarray(train(agent, "Catch-bsuite", 16_000, scales, seeds)).mean(1)
+        np.asarray(train(agent, "Catch-bsuite", STEPS, scales, seeds)).mean(1)
         for agent in ("popart", "unclipped", "clipped")
     )
     assert (popart > 0.7).all()
@@ -119,24 +121,20 @@ def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
     assert (clipped[1:] > 0.7).all()
 
 
+@compiled_once
 def test_a_run_that_is_killed_goes_on_to_the_same_table(tmp_path: Path) -> None:
     """On one core, so that one of the two agents is done before the other."""
-    one_core = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
-    run = "from popart.lab.cli import main; main()"
     arguments = ["scale", "--games", "catch", "--agents", "popart", "clipped", *SMALL]
-    command = [sys.executable, "-c", f"{one_core}; {run}", *arguments, "--out"]
     out, whole = tmp_path / "killed", tmp_path / "whole"
-    environment = sharing_what_is_compiled()
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen([*command, str(out)], stderr=nowhere, stdout=nowhere, env=environment)
-    while process.poll() is None and not (out / "returns.csv").exists():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = len(read_table(out / "returns.csv"))
-    assert before == 3
+    said = tmp_path / "said"
+    with started([*arguments, "--out", str(out)], said, cores=1) as process:
+        while process.is_alive() and not (out / "returns.csv").exists():
+            time.sleep(0.01)
+    assert len(read_table(out / "returns.csv")) == 3
     for folder in (out, whole):
-        subprocess.run([*command, str(folder)], check=True, capture_output=True, env=environment)
+        with started([*arguments, "--out", str(folder)], said, cores=1) as process:
+            process.join()
+            assert process.exitcode == 0, said.read_text("utf-8")
     assert (out / "returns.csv").read_bytes() == (whole / "returns.csv").read_bytes()
     assert len(read_table(out / "returns.csv")) == 6
     manifest = read_manifest(out)

@@ -1,5 +1,6 @@
 """Training that is really stopped: by SIGKILL, by Ctrl-C, by a full disk. What was saved is whole."""
 
+import os
 import random
 import shlex
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import jax
@@ -20,11 +22,11 @@ from popart.lab.train import Train
 from popart.lab.train.loading import load
 from popart.lab.train.metrics import TIMES
 from popart.lab.train.playing import make
-from tests.backends import sharing_what_is_compiled
+from tests.lab import processes
 
 pytestmark = pytest.mark.xdist_group("stops")
 
-TRAIN = [sys.executable, "-m", "popart.lab.cli", "train", "--device", "cpu"]
+TRAIN = ["train", "--device", "cpu"]
 
 ON_CATCH = [*TRAIN, "--game", "catch", "--frames", "60000", "--num-envs", "16", "--evaluate-every", "10000",
             "--log-every", "1500"]  # fmt: skip
@@ -37,29 +39,24 @@ KILLS_ON_ATARI = 4
 
 
 @contextmanager
-def started(
-    out: Path, seconds: float = 0.2, command: Sequence[str] = ON_CATCH
-) -> Iterator[subprocess.Popen[str]]:
-    """A process that saves so often. It ends with the block, whatever happens in it."""
-    command = [*command, "--out", str(out), "--checkpoint-every", str(seconds)]
-    environment = sharing_what_is_compiled()
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def started(out: Path, seconds: float = 0.2, command: Sequence[str] = ON_CATCH) -> Iterator[BaseProcess]:
+    """A process that saves so often."""
+    arguments = [*command, "--out", str(out), "--checkpoint-every", str(seconds)]
+    with processes.started(arguments, out.with_suffix(".said")) as process:
+        yield process
 
 
-def ended(process: subprocess.Popen[str], status: int) -> str:
+def ended(process: BaseProcess, status: int, out: Path) -> str:
     """By itself, and so. What it said."""
-    _, said = process.communicate()
-    assert process.returncode == status, said
+    process.join()
+    said = out.with_suffix(".said").read_text("utf-8")
+    assert process.exitcode == status, said
     return said
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: BaseProcess) -> None:
     while not path.exists():
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.02)
 
 
@@ -69,11 +66,11 @@ def newest(out: Path) -> int:
     return max((int(name) for name in found if name.isdigit()), default=0)
 
 
-def wait_for_another(out: Path, process: subprocess.Popen[str], turns: int = 1) -> None:
+def wait_for_another(out: Path, process: BaseProcess, turns: int = 1) -> None:
     """A checkpoint, so many turns later at least."""
     enough = newest(out) + turns
     while newest(out) < enough:
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.02)
 
 
@@ -87,7 +84,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     out = tmp_path_factory.mktemp("whole") / "run"
     with started(out, seconds=1e6) as process:
-        ended(process, 0)
+        ended(process, 0, out)
     return out
 
 
@@ -113,12 +110,12 @@ def test_killed_twenty_times_it_ends_as_if_nothing_had_happened(whole: Path, tmp
             for _ in range(rng.randrange(3)):
                 wait_for_another(out, process)
             time.sleep(rng.uniform(0, 0.5))
-            assert process.poll() is None
+            assert process.is_alive()
         reached.append(saved_frames(out))
     assert reached == sorted(reached)  # nothing that was saved is lost
     assert reached[-1] > 2000  # by then it learns
     with started(out, seconds=1e6) as process:
-        ended(process, 0)
+        ended(process, 0, out)
     assert_same(out, whole)
 
 
@@ -130,14 +127,14 @@ def test_killed_on_atari_it_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> N
             if i % 2 == 0:
                 wait_for_another(out, process, turns=40)
             time.sleep(rng.uniform(0, 2))
-            assert process.poll() is None
+            assert process.is_alive()
         reached.append(saved_frames(out))
     assert reached == sorted(reached)
     assert len(set(reached)) > KILLS_ON_ATARI // 2  # it gets on
     with started(out, 1.0, ON_ATARI) as process:
         wait_for_another(out, process, turns=40)
-        process.send_signal(signal.SIGINT)
-        ended(process, 130)
+        os.kill(process.pid or 0, signal.SIGINT)
+        ended(process, 130, out)
     rows = [int(row["frames"]) for row in read_table(out / "metrics.csv")]
     assert rows == sorted(set(rows))
     assert reached[-1] < saved_frames(out)
@@ -149,8 +146,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with started(out, seconds=1e6) as process:
         wait_for(out / "metrics.csv", process)
-        process.send_signal(signal.SIGINT)
-        assert "the same command goes on from here" in ended(process, 130)
+        os.kill(process.pid or 0, signal.SIGINT)
+        assert "the same command goes on from here" in ended(process, 130, out)
     assert saved_frames(out) >= int(read_table(out / "metrics.csv")[-1]["frames"])
     assert read_manifest(out)["finished"] is None
 
@@ -158,9 +155,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     """Files may not be larger than 32 kB, which the tables are not, but a checkpoint is."""
     options = ["--out", str(tmp_path / "run"), "--checkpoint-every", "0.2"]
-    command = ["sh", "-c", f"ulimit -f 64; exec {shlex.join([*ON_CATCH, *options])}"]
-    environment = {k: v for k, v in sharing_what_is_compiled().items() if not k.startswith("JAX_")}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = shlex.join([sys.executable, "-m", "popart.lab.cli", *ON_CATCH, *options])
+    limited = ["sh", "-c", f"ulimit -f 64; exec {command}"]
+    process = subprocess.run(limited, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert "a checkpoint could not be written to" in process.stderr
     assert read_manifest(tmp_path / "run")["finished"] is None

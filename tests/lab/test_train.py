@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +27,7 @@ from popart.lab.train.checkpoints import Checkpoints, ReplacedError
 from popart.lab.train.loading import load
 from popart.lab.train.playing import make
 from popart.lab.train.training import Training
+from tests.lab.processes import PROCESSES
 
 CATCH = Train("catch", frames=12_000, num_envs=16, evaluate_every=6000, log_every=1500, device="cpu")
 TINY = Train("boxing", frames=1200, num_envs=4, replay=400, warm_up=100, exploration=100, copy_every=40,
@@ -360,7 +360,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_not_mistaken(catch: Path, tm
     last = out / "checkpoints" / "last"
     write(last, range(1, 2))
     first = load(out, "last")
-    with ProcessPoolExecutor(1, get_context("spawn")) as another:
+    with ProcessPoolExecutor(1, PROCESSES) as another:
         writing = another.submit(write, last, range(2, 100))
         while not writing.done():
             trained = load(out, "last")
