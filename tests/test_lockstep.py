@@ -41,7 +41,7 @@ def worthwhile(name: str, scenario: str, backend: Backend) -> bool:
     """What takes long is done where it says most: what is per task has all that the others have."""
     if name == "moments":
         return True
-    if name in VARIANTS or scenario == "scalar":
+    if name in VARIANTS or scenario != "per-task":
         return backend in FLOAT32 and backend.mode != "compile"
     return not (backend.mode == "eager" and backend.x64)
 

@@ -239,16 +239,15 @@ def test_the_first_spread_keeps_the_weights_and_the_outputs_where_they_were(back
     rule = popart.Moments(beta=0.1)
     W, b = np.ones((1, 2), np.float32), np.zeros(1, np.float32)
 
-    def f(W: Any, b: Any, *targets: Any) -> Any:
-        state = rule.init(like=W)
-        for y in targets:
-            new = rule.update(state, y)
-            W, b = popart.preserve(W, b, rule.affine(state), rule.affine(new))
-            state = new
-        return W, b, rule.affine(state), rule.affine(state).denormalize(b)
+    def step(carry: Any, y: Any) -> tuple[Any, Any]:
+        state, W, b = carry
+        new = rule.update(state, y)
+        return (new, *popart.preserve(W, b, rule.affine(state), rule.affine(new))), ()
 
-    y = [np.float32(2), np.float32(2), np.float32(6)]
-    W_new, b_new, after, constant_output = backend.call(f, W, b, *y)
+    start = rule.init(like=np.zeros((), backend.dtype)), W, b
+    (state, W_new, b_new), _ = backend.run(step, start, [np.float32(y) for y in (2, 2, 6)])
+    after = rule.affine(state)
+    constant_output = after.denormalize(b_new)
     np.testing.assert_array_equal(W_new, W)
     np.testing.assert_allclose(b_new, (2 - after.shift) / after.scale, rtol=4 * backend.eps)
     np.testing.assert_allclose(constant_output, 2, rtol=4 * backend.eps)

@@ -22,6 +22,7 @@ from popart.lab.train import Train
 from popart.lab.train.loading import load
 from popart.lab.train.metrics import TIMES
 from popart.lab.train.playing import make
+from tests.backends import sharing_what_is_compiled
 from tests.lab import processes
 
 pytestmark = pytest.mark.xdist_group("stops")
@@ -157,7 +158,8 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     options = ["--out", str(tmp_path / "run"), "--checkpoint-every", "0.2"]
     command = shlex.join([sys.executable, "-m", "popart.lab.cli", *ON_CATCH, *options])
     limited = ["sh", "-c", f"ulimit -f 64; exec {command}"]
-    process = subprocess.run(limited, capture_output=True, text=True, check=False)
+    reading = {**sharing_what_is_compiled(), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}
+    process = subprocess.run(limited, env=reading, capture_output=True, text=True, check=False)
     assert process.returncode == 2
     assert "a checkpoint could not be written to" in process.stderr
     assert read_manifest(tmp_path / "run")["finished"] is None
