@@ -16,7 +16,6 @@ training early; rates are of what was done.
 """
 
 import argparse
-import csv
 import shlex
 import sys
 import tempfile
@@ -31,7 +30,7 @@ import tyro
 
 from benchmarks.tables import publish
 from popart.lab.machine import cores
-from popart.lab.runs import Run
+from popart.lab.runs import Run, read_table
 from popart.lab.train import Train
 from popart.lab.train.curves import show
 from popart.lab.train.training import Training, title
@@ -92,8 +91,7 @@ def frames_per_update(training: Training) -> int:
 
 def end_to_end(folder: Path) -> tuple[float, float]:
     """Frames per second from the row of the first updates to the last, and seconds in between."""
-    with (folder / "metrics.csv").open() as file:
-        rows = [r for r in csv.DictReader(file) if int(r["updates"])]
+    rows = [row for row in read_table(folder / "metrics.csv") if int(row["updates"])]
     if len(rows) < 2:
         raise SystemExit(
             f"{folder}: two rows with updates are needed; give more --frames or less --log-every"
