@@ -59,5 +59,8 @@ def learn(
 
 @lru_cache(maxsize=8)
 def compiled(program: Callable[..., Any], *settings: Any, **options: str) -> Callable[..., Any]:
-    """With these settings. Runs in one process that have the same ones share it."""
+    """A program with its first arguments fixed; `options` are the compiler's.
+
+    Runs in one process that have the same settings share it, and compile it once.
+    """
     return jax.jit(partial(program, *settings), donate_argnums=(0, 1), compiler_options=options)
