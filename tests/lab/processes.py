@@ -17,8 +17,9 @@ PROCESSES.set_forkserver_preload(["popart.lab.train.training", "seaborn", "ale_p
 imports: it starts JAX's threads, and these are lost in a fork."""
 
 
-def _run(arguments: Sequence[str], said: Path, compiled: str | None, cores: set[int]) -> None:
-    os.sched_setaffinity(0, cores)
+def _run(arguments: Sequence[str], said: Path, compiled: str | None, cores: int | None) -> None:
+    if cores is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     with said.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
@@ -31,8 +32,7 @@ def _run(arguments: Sequence[str], said: Path, compiled: str | None, cores: set[
 def started(arguments: Sequence[str], said: Path, cores: int | None = None) -> Iterator[BaseProcess]:
     """It finds what JAX has compiled in tests, writes what it says to a file, and ends with the block."""
     compiled = jax.config.jax_compilation_cache_dir  # pyright: ignore
-    allowed = set(sorted(os.sched_getaffinity(0))[:cores])
-    process = PROCESSES.Process(target=_run, args=(arguments, said, compiled, allowed))
+    process = PROCESSES.Process(target=_run, args=(arguments, said, compiled, cores))
     process.start()
     try:
         yield process

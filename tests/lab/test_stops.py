@@ -55,6 +55,11 @@ def ended(process: BaseProcess, status: int, out: Path) -> str:
     return said
 
 
+def press_ctrl_c(process: BaseProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+
+
 def wait_for(path: Path, process: BaseProcess) -> None:
     while not path.exists():
         assert process.is_alive()
@@ -134,7 +139,7 @@ def test_killed_on_atari_it_goes_on_from_a_whole_checkpoint(tmp_path: Path) -> N
     assert len(set(reached)) > KILLS_ON_ATARI // 2  # it gets on
     with started(out, 1.0, ON_ATARI) as process:
         wait_for_another(out, process, turns=40)
-        os.kill(process.pid or 0, signal.SIGINT)
+        press_ctrl_c(process)
         ended(process, 130, out)
     rows = [int(row["frames"]) for row in read_table(out / "metrics.csv")]
     assert rows == sorted(set(rows))
@@ -147,7 +152,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with started(out, seconds=1e6) as process:
         wait_for(out / "metrics.csv", process)
-        os.kill(process.pid or 0, signal.SIGINT)
+        press_ctrl_c(process)
         assert "the same command goes on from here" in ended(process, 130, out)
     assert saved_frames(out) >= int(read_table(out / "metrics.csv")[-1]["frames"])
     assert read_manifest(out)["finished"] is None
