@@ -10,8 +10,8 @@ WORKERS ?= auto
 reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of it
 	$(VENV)/bin/popart reproduce $(ARGS)
 
-test: $(VENV)/.dev ## all tests
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) # a worker is a thread
+test: $(VENV)/.dev ## all tests; with SLOW=1 also those that only CI runs
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) $(if $(SLOW),-m "") # a worker is a thread
 
 check: lint types test ## lint, types and tests: what CI runs
 
@@ -22,13 +22,14 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-bench: $(VENV)/.bench ## the cost of an update beside peers, as ratios
+bench: $(VENV)/.bench $(VENV)/.lab ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.statistics
 	$(VENV)/bin/python -m benchmarks.drift
 	$(VENV)/bin/python -m benchmarks.head
 	$(VENV)/bin/python -m benchmarks.moments
 	$(VENV)/bin/python -m benchmarks.regression
 	$(VENV)/bin/python -m benchmarks.atari
+	$(VENV)/bin/python -m benchmarks.fleet
 
 docs: $(VENV)/.docs ## the documentation, in site/
 	$(VENV)/bin/mkdocs build --strict

@@ -1,7 +1,9 @@
-"""The README's and the guide's code runs as it stands."""
+"""The code in the README and in the docs runs as it stands, and links lead to files that exist."""
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -121,3 +123,51 @@ def test_the_lines_of_the_guide() -> None:
     }
     exec(replicas, names)
     np.testing.assert_allclose(art.affine(names["state"]).shift, y.mean())
+
+
+def test_the_experiment_of_the_laboratory_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its three modules are a command that runs, finds what it claims, and can be plotted."""
+    from popart.lab import analysis, cli
+
+    package = "popart.lab.experiments.bounds"
+    for name, code in zip(("config", "run", "analysis"), snippets("docs/lab.md"), strict=True):
+        module = ModuleType(f"{package}.{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(code, vars(module))
+    commands, analyses = re.findall(
+        r'`"bounds": "(popart\.[\w.:]+)"`', (ROOT / "docs/lab.md").read_text("utf-8")
+    )
+    monkeypatch.setitem(cli.COMMANDS, "bounds", commands)
+    monkeypatch.setitem(analysis.ANALYSES, "bounds", analyses)
+    out = tmp_path / "bounds"
+    cli.main(["bounds", "--betas", "0.01", "0.1", "--out", str(out)])
+    cli.main(["plot", str(out)])
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == str(out)
+    (finding,) = analysis.analyse(out).results()["findings"]
+    assert finding["agrees"]
+    assert finding["paper"] == "9.95, 3"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
+def test_links_lead_to_files_and_headings_that_exist(page: str) -> None:
+    here = ROOT / page
+    text = re.sub(r"```.*?```", "", here.read_text("utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, heading = link.partition("#")
+        target = here.parent / path if path else here
+        assert target.exists(), link
+        if heading:
+            assert heading in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names of the headings of a page in links, as MkDocs and GitHub make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}

@@ -1,4 +1,4 @@
-"""`popart` in processes of their own, to be stopped and killed."""
+"""The command `popart` in processes of its own, to be interrupted and killed."""
 
 import multiprocessing
 import os
@@ -12,9 +12,9 @@ import jax
 from popart.lab.cli import main
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["popart.lab.train.training", "seaborn", "ale_py.vector_env"])
-"""They begin where most imports, which take longer than all the rest, are done. Not gymnax, but what it
-imports: it starts JAX's threads, and these are lost in a fork."""
+PROCESSES.set_forkserver_preload(["popart.lab.train.run", "seaborn", "ale_py.vector_env"])
+"""Processes start with most imports done, which take longer than the rest. Not gymnax, but what it imports:
+it starts JAX's threads, which are lost in a fork."""
 
 
 def _run(arguments: Sequence[str], said: Path, compiled: str | None, cores: int | None) -> None:
@@ -30,7 +30,7 @@ def _run(arguments: Sequence[str], said: Path, compiled: str | None, cores: int 
 
 @contextmanager
 def started(arguments: Sequence[str], said: Path, cores: int | None = None) -> Iterator[BaseProcess]:
-    """It finds what JAX has compiled in tests, writes what it says to a file, and ends with the block."""
+    """Start a process that shares the tests' compilation cache; its output goes to `said`."""
     compiled = jax.config.jax_compilation_cache_dir  # pyright: ignore
     process = PROCESSES.Process(target=_run, args=(arguments, said, compiled, cores))
     process.start()

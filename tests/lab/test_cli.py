@@ -1,11 +1,11 @@
-"""The command line teaches, and names what is wrong."""
+"""The command line explains itself, and names errors in settings."""
 
 import subprocess
 import sys
 
 import pytest
 
-from popart.lab.cli import main
+from popart.lab.cli import COMMANDS, main
 
 
 def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int) -> str:
@@ -16,9 +16,9 @@ def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int) ->
     return " ".join((out + err).replace("│", " ").split())
 
 
-def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_all_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     said = says(capsys, [], 0)
-    for command in ("reproduce", "regression", "histograms", "paper", "report"):
+    for command in COMMANDS:
         assert command in said
     assert "Fig. 1a" in said
 
@@ -40,7 +40,7 @@ def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[
     ("arguments", "words"),
     [
         (["regresion"], ["'regresion'", "did you mean 'regression'?", "histograms"]),
-        (["xyz"], ["there is no command 'xyz'.", "There are reproduce"]),
+        (["xyz"], ["there is no command 'xyz'.", "Commands are reproduce"]),
         (["regression", "--sed", "1"], ["--sed", "--seed"]),
         (
             ["regression", "--methods", "popat"],
@@ -49,20 +49,24 @@ def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[
         (["regression", "--methods", "popart-percentile"], ["did you mean 'popart-percentiles'?"]),
         (["regression", "--methods"], ["methods is empty; give at least one of sgd"]),
         (["regression", "--methods", "sgd", "sgd"], ["methods has 'sgd' more than once"]),
-        (["regression", "--alphas"], ["alphas is empty; give at least one step size in (0, inf)"]),
-        (["regression", "--alphas", "0"], ["alphas has 0.0; step sizes must be in (0, inf)"]),
+        (["regression", "--alphas"], ["alphas is empty; give at least one value in (0, inf)"]),
+        (["regression", "--alphas", "0"], ["alphas has 0.0; values must be in (0, inf)"]),
         (["regression", "--alphas", "nan"], ["alphas has nan"]),
         (["regression", "--alphas", "0.1", "0.1"], ["alphas has 0.1 more than once"]),
-        (["regression", "--betas", "1.5"], ["betas has 1.5; step sizes must be in (0, 1]"]),
+        (["regression", "--betas", "1.5"], ["betas has 1.5; values must be in (0, 1]"]),
         (["regression", "--samples", "15"], ["samples is 15; it must be a multiple of 10, 10 or more"]),
         (["regression", "--repetitions", "0"], ["repetitions is 0; it must be 1 or more"]),
         (["regression", "--seed", "-1"], ["seed is -1; it must be from 0 to 4294967295"]),
         (["regression", "--seed", "one"], ["one", "--seed"]),
         (["histograms", "--targets", "10"], ["targets is 10; it must be 1000 or more"]),
-        (["report", "nowhere"], ["nowhere holds no run", "popart reproduce"]),
+        (["report", "nowhere"], ["nowhere contains no run", "popart reproduce"]),
+        (["plot"], ["runs"]),
+        (["plot", "nowhere"], ["nowhere is not a run folder"]),
+        (["norms", "--games", "cartpole"], ["games has 'cartpole'"]),
+        (["norms", "--num-envs", "6"], ["num_envs is 6; it must be a multiple of 4"]),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_errors_in_settings_are_named(
     capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
 ) -> None:
     said = says(capsys, arguments, 2)
@@ -73,13 +77,14 @@ def test_what_is_wrong_is_named(
 def test_help_needs_no_jax() -> None:
     code = (
         "import sys\nfrom popart.lab.cli import main\n"
-        "try: main(['regression', '--help'])\nexcept SystemExit: pass\n"
+        "for command in ('regression', 'histograms', 'paper', 'plot', 'report'):\n"
+        "    try: main([command, '--help'])\n    except SystemExit: pass\n"
         "assert 'jax' not in sys.modules and 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_without_the_laboratory_it_says_how_to_get_it() -> None:
+def test_without_the_laboratory_it_says_how_to_install_it() -> None:
     code = "import sys; sys.modules['tyro'] = None; from popart.lab.cli import main; main([])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 2

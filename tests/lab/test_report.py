@@ -1,4 +1,4 @@
-"""The report page, in a real browser."""
+"""The report, in a real browser."""
 
 import os
 import re
@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from popart.lab.cli import main
 from popart.lab.figures import INK
+from popart.lab.manifest import read_manifest
 from popart.lab.report.page import inline, powers
-from popart.lab.runs import read_manifest
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -43,23 +43,23 @@ def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         if os.environ.get("CI"):
             pytest.fail("Chromium is not installed")
-        pytest.skip("Chromium is not installed: the page is not looked at")
+        pytest.skip("Chromium is not installed: the page cannot be tested")
     with sync_playwright() as play, play.chromium.launch(executable_path=CHROMIUM, args=FLAGS) as browser:
         yield browser
 
 
 @pytest.fixture
 def visit(browser: Browser, runs: Path) -> Iterator[Any]:
-    """Opens the page, and fails if it complains or asks for anything."""
-    complaints: list[str] = []
-    asked: list[str] = []
+    """Open the page; fail if it logs anything or requests another file."""
+    logged: list[str] = []
+    requested: list[str] = []
     pages: list[Page] = []
 
     def visit(width: int = 1280, **options: Any) -> Page:
         page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: logged.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: logged.append(str(error)))
+        page.on("request", lambda request: requested.append(request.url))
         page.goto((runs / "report.html").as_uri())
         pages.append(page)
         return page
@@ -67,8 +67,8 @@ def visit(browser: Browser, runs: Path) -> Iterator[Any]:
     yield visit
     for page in pages:
         page.close()
-    assert complaints == []
-    assert set(asked) == {(runs / "report.html").as_uri()}
+    assert logged == []
+    assert set(requested) == {(runs / "report.html").as_uri()}
 
 
 def column(page: Page, table: str, name: str) -> list[str]:
@@ -81,7 +81,7 @@ def column(page: Page, table: str, name: str) -> list[str]:
     return page.evaluate(script, [table, name])
 
 
-def test_figures_are_seen_and_have_names(visit: Any, runs: Path) -> None:
+def test_figures_are_visible_and_have_captions(visit: Any, runs: Path) -> None:
     page = visit()
     figures = page.locator("figure svg[role=img]")
     shown = [
@@ -99,8 +99,7 @@ def test_figures_are_seen_and_have_names(visit: Any, runs: Path) -> None:
         assert len(caption.inner_text()) > 50
 
 
-def test_figures_have_ink(visit: Any) -> None:
-    """A figure that is there but blank would be seen, too."""
+def test_figures_are_not_blank(visit: Any) -> None:
     page = visit()
     for name in ("figure_1a", "figure_2", "figure_3"):
         paths = page.locator(f"figure svg[aria-labelledby$='{name}-caption'] path")
@@ -145,7 +144,7 @@ def test_tables_sort_with_the_keyboard(visit: Any) -> None:
     page = visit()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the results"
-    region = page.get_by_role("region", name="How the curve is smoothed")
+    region = page.get_by_role("region", name="Order of median and smoothing")
     region.focus()
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -170,7 +169,7 @@ def test_nothing_is_wider_than_the_screen(visit: Any, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_it_prints_in_black_with_tables_open(visit: Any, tmp_path: Path) -> None:
+def test_it_prints_black_on_white_with_open_tables(visit: Any, tmp_path: Path) -> None:
     page = visit(color_scheme="dark")
     page.emulate_media(media="print")
     assert page.locator("body").evaluate("e => getComputedStyle(e).color") == "rgb(0, 0, 0)"
@@ -179,7 +178,7 @@ def test_it_prints_in_black_with_tables_open(visit: Any, tmp_path: Path) -> None
     assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type /Page/") >= 3
 
 
-def test_screen_readers_find_their_way(visit: Any) -> None:
+def test_the_structure_suits_screen_readers(visit: Any) -> None:
     page = visit()
     assert page.locator("html").get_attribute("lang") == "en"
     assert page.locator("h1").count() == 1
@@ -223,11 +222,11 @@ def test_an_unfinished_run_is_shown_as_such(tmp_path: Path) -> None:
     assert "This run is not finished" in (tmp_path / "page.html").read_text()
 
 
-def test_what_runs_say_is_text_not_markup() -> None:
+def test_text_of_runs_is_escaped() -> None:
     assert powers("<b>10^-3.5 & 10^2") == "&lt;b&gt;10<sup>−3.5</sup> &amp; 10<sup>2</sup>"
 
 
-def test_a_figure_keeps_embedded_pictures_and_renames_the_rest() -> None:
+def test_a_figure_keeps_embedded_images_and_renames_other_references() -> None:
     svg = '<?xml?><svg width="1pt" height="2pt" viewBox="0 0 1 2">'
     svg += f'<g id="a" style="fill: {INK}; clip-path: url(#b)"/>'
     svg += '<use xlink:href="#a"/><image xlink:href="data:image/png;base64,abc"/></svg>'
@@ -248,7 +247,7 @@ def refuses(capsys: pytest.CaptureFixture[str], arguments: list[str], *words: st
     assert all(word in said for word in words)
 
 
-def test_a_file_that_is_no_report_is_not_replaced(
+def test_a_file_that_is_not_a_report_is_not_replaced(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.html").write_text("mine")
@@ -259,13 +258,18 @@ def test_a_file_that_is_no_report_is_not_replaced(
     assert "Binary regression" not in (tmp_path / "page.html").read_text()
 
 
-def test_what_is_missing_or_damaged_is_named(
+def test_missing_and_damaged_files_are_named(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refuses(capsys, [str(tmp_path)], "holds no run")
+    refuses(capsys, [str(tmp_path)], "contains no run")
     shutil.copytree(runs / "paper", tmp_path / "paper")
     (tmp_path / "paper" / "figure_2.svg").unlink()
-    refuses(capsys, [str(tmp_path), "--out", str(tmp_path / "page.html")], "figure_2.svg is missing")
+    refuses(
+        capsys,
+        [str(tmp_path), "--out", str(tmp_path / "page.html")],
+        "figure_2.svg is missing",
+        "popart plot",
+    )
     (tmp_path / "paper" / "manifest.json").write_text("{")
     refuses(capsys, [str(tmp_path), "--out", str(tmp_path / "page.html")], "manifest.json is damaged")
     assert not (tmp_path / "page.html").exists()

@@ -1,4 +1,4 @@
-"""What the documentation says of runs on a GPU is what the files of these runs say."""
+"""Numbers in the documentation about runs on a GPU are those in the files of these runs."""
 
 import json
 import re
@@ -7,28 +7,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popart.lab.atari.games import scores
-from popart.lab.runs import read_manifest, read_table
+from popart.lab.envs.games import scores
+from popart.lab.files import read_table
+from popart.lab.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / "results" / "atari").iterdir())
 
 
 def cells(page: str, first: str) -> list[str]:
-    """Of the last row of a table that begins so, without what is there for looks."""
+    """Return the cells of the last row of a table that begins with `first`, without markup."""
     rows = re.findall(rf"^ *\| {first} \|(.*)\|$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE)
     return [cell.strip().strip("*").replace(",", "").replace("−", "-") for cell in rows[-1].split("|")]
 
 
 def words(page: str) -> str:
-    """All in one line."""
+    """Return the text of a page in one line."""
     return " ".join((ROOT / page).read_text("utf-8").split())
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_runs_of_atari(run: Path) -> None:
     manifest = read_manifest(run)
-    asked = manifest["settings"]
+    settings = manifest["settings"]
     assert manifest["finished"]
     assert "NVIDIA" in manifest["device"]
     last = read_table(run / "metrics.csv")[-1]
@@ -37,16 +38,18 @@ def test_runs_of_atari(run: Path) -> None:
     episodes = [float(row["score"]) for row in read_table(evaluation / "episodes.csv")]
     assert len(episodes) == 100
 
-    paper = next(score for score in scores() if score.game == asked["game"])
-    dtype = "" if asked["dtype"] == "float32" else f", {asked['dtype']}"
-    frames, training, found, random, theirs = cells("atari.md", f"{paper.title}, `{asked['agent']}`{dtype}")
+    paper = next(score for score in scores() if score.game == settings["game"])
+    dtype = "" if settings["dtype"] == "float32" else f", {settings['dtype']}"
+    frames, training, found, random, theirs = cells(
+        "atari.md", f"{paper.title}, `{settings['agent']}`{dtype}"
+    )
     mean, error = (float(number) for number in found.split("±"))
     assert float(frames) == round(int(last["frames"]) / 1e6, 1)
     assert float(training) == pytest.approx(float(last["score_100"]), rel=0.003)
     assert mean == pytest.approx(np.mean(episodes), rel=0.001, abs=0.05)
     assert error == pytest.approx(np.std(episodes) / 10, rel=0.01, abs=0.05)
     assert float(random) == pytest.approx(paper.random, rel=0.002)
-    published = paper.popart if asked["agent"] == "popart" else paper.double_dqn
+    published = paper.popart if settings["agent"] == "popart" else paper.double_dqn
     assert float(theirs) == pytest.approx(published, rel=0.001)
 
 
@@ -74,6 +77,22 @@ def test_the_speed_of_atari(run: str) -> None:
     assert f"{min(half_minutes):,.0f} and {max(half_minutes):,.0f}" in words("docs/speed.md")
 
 
+def test_the_speed_of_a_fleet() -> None:
+    file = ROOT / "results" / "atari_all.csv"
+    found = {row["what"]: row for row in read_table(file)}
+    about = json.loads(file.with_suffix(".json").read_text("utf-8"))
+    *rates, part, told = cells("speed.md", "57 games, float32")
+    assert rates == [found[what]["frames/s"] for what in ("emulators", "learner", "end to end")]
+    assert (part, float(told)) == (found["emulators"]["end to end / this"], round(about["seconds"]))
+    for name in ("end_to_end_by_minute", "emulators_by_minute"):
+        assert f"{min(about[name]):,} and {max(about[name]):,}" in words("docs/speed.md")
+    assert f"first turn, 912 emulators and 57 agents take {about['start_seconds']:.0f} seconds" in words(
+        "docs/speed.md"
+    )
+    rate = f"{round(float(found['end to end']['frames/s']), -3):,.0f}"
+    assert f"57 games at {rate} frames per second" in words("README.md")
+
+
 def test_the_readme_rounds_these_rates() -> None:
     for run, title in (("breakout-popart", "Breakout"), ("ms_pacman-popart", "Ms. Pac-Man")):
         *_, whole = read_table(ROOT / "results" / f"atari_{run}.csv")
@@ -92,6 +111,6 @@ def test_thirds_of_training_on_breakout() -> None:
 
 
 @pytest.mark.parametrize("agent", ["clipped", "popart"])
-def test_what_starts_explain(agent: str) -> None:
+def test_variance_explained_by_initial_weights(agent: str) -> None:
     rows = [row for row in read_table(ROOT / "results" / "start.csv") if row["agent"] == agent]
     assert cells("atari.md", f"`{agent}`") == [f"{float(row['explained after 8000']):.2f}" for row in rows]

@@ -1,48 +1,74 @@
 """The command `popart`."""
 
+import importlib
 import os
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
+
+COMMANDS = {
+    "reproduce": "popart.lab.reproduce:Reproduce",
+    "regression": "popart.lab.experiments.regression.config:Regression",
+    "histograms": "popart.lab.experiments.histograms.config:Histograms",
+    "scale": "popart.lab.experiments.reward_scale.config:Scale",
+    "train": "popart.lab.train.config:Train",
+    "evaluate": "popart.lab.play.config:Evaluate",
+    "watch": "popart.lab.play.config:Watch",
+    "norms": "popart.lab.experiments.gradient_norms.config:Norms",
+    "paper": "popart.lab.experiments.atari_scores.config:Paper",
+    "plot": "popart.lab.plot:Plot",
+    "report": "popart.lab.report:Report",
+}
+NOT_RESUMED = ("evaluate", "watch", "plot", "report")
 
 DESCRIPTION = """The experiments of "Learning values across many orders of magnitude", one command each.
 
-Every command ends with the path of what it made. A run is a folder with its settings, tables and figures: a
-finished one is not run again, and an interrupted one goes on where it was."""
+Every command prints its findings and, as the last line, the path of its results. A run is a folder with
+settings, tables and figures: a finished run is not repeated, and an interrupted one is resumed."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; end with status 2 for what the user can mend, 130 when stopped."""
+    """Run a command; exit with status 2 for an error that the user can correct, 130 when interrupted."""
     try:
         import tyro
     except ImportError:
-        _exit('the laboratory is not installed; add it with: pip install "popart-learn[lab]"', 2)
-    from popart.lab.atari import Evaluate, Norms, Paper, Watch
-    from popart.lab.checks import nearest
-    from popart.lab.histograms import Histograms
-    from popart.lab.regression import Regression
-    from popart.lab.report import Report
-    from popart.lab.reproduce import Reproduce
-    from popart.lab.runs import LabError
-    from popart.lab.scale import Scale
-    from popart.lab.train import Train
+        _exit('the laboratory is not installed; install it with: pip install "popart-learn[lab]"', 2)
+    from popart.lab.checks import LabError, nearest
 
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    experiments = (Reproduce, Regression, Histograms, Scale, Train, Evaluate, Watch, Norms, Paper, Report)
-    commands = {c.__name__.lower(): c for c in experiments}
-    if not arguments[0].startswith("-") and arguments[0] not in commands:
-        hint = nearest(arguments[0], commands)
-        _exit(f"there is no command {arguments[0]!r}{hint} There are {', '.join(commands)}", 2)
-    command = tyro.extras.subcommand_cli_from_dict(
-        commands, prog="popart", description=DESCRIPTION, args=arguments
-    )
+    name, *options = arguments
+    if name.startswith("-"):
+        commands = {name: _load(name) for name in COMMANDS}
+        tyro.extras.subcommand_cli_from_dict(commands, prog="popart", description=DESCRIPTION, args=arguments)
+    if name not in COMMANDS:
+        _exit(f"there is no command {name!r}{nearest(name, COMMANDS)} Commands are {', '.join(COMMANDS)}", 2)
+    command = tyro.cli(_load(name), prog=f"popart {name}", args=options)
     try:
-        print(command.run())
+        _show(command.run())
     except LabError as error:
         _exit(str(error), 2)
     except KeyboardInterrupt:
-        next_time = "begins anew" if isinstance(command, Evaluate | Watch) else "goes on from here"
-        print(f"popart: stopped; the same command {next_time}", file=sys.stderr, flush=True)
-        os._exit(130)  # threads may be in the middle of a long computation, which nobody waits for
+        again = "start over" if name in NOT_RESUMED else "resume"
+        message = f"popart: Interrupted. Run the same command again to {again}."
+        print(message, file=sys.stderr, flush=True)
+        os._exit(130)  # threads may be in the middle of a long computation; do not wait for them
+
+
+def _load(name: str) -> Any:
+    """Import the class of a command, and nothing of the others."""
+    module, attribute = COMMANDS[name].split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _show(paths: Path | tuple[Path, ...]) -> None:
+    """Print the findings of runs, each followed by its path."""
+    from popart.lab.findings import print_findings
+    from popart.lab.manifest import MANIFEST
+
+    for path in (paths,) if isinstance(paths, Path) else paths:
+        if (path / MANIFEST).exists():
+            print_findings(path)
+        print(path)
 
 
 def _exit(message: str, status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, sizes and how they are written."""
+"""The style of all figures: colours, sizes, and PNG and SVG files that are the same in every run."""
 
 import io
 from typing import Any
@@ -9,13 +9,16 @@ from matplotlib.figure import Figure
 
 SGD, ART, POPART = "#d62728", "#1f5fd0", "#228b22"
 COLOURS = {"sgd": SGD, "art": ART, "popart": POPART}
-"""The paper's: red, blue and green."""
+"""The paper's colours: red, blue and green."""
+
+AGENT_COLOURS = {"unclipped": SGD, "clipped": ART, "popart": POPART}
+"""The colours of agents in Fig. 1b."""
 
 INK = "#1c1c1c"
-"""Axes and text. The report lets this one follow the page."""
+"""Colour of axes and text. The report replaces it by the colour of the page's text."""
 
 WIDTH = 6.75
-"""Inches across both columns of a paper."""
+"""Width of a figure across both columns of a paper, in inches."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9,
@@ -43,23 +46,23 @@ STYLE: dict[str, Any] = {
 
 
 styled = mpl.rc_context(STYLE)  # pyright: ignore[reportArgumentType]
-"""Decorates what draws a figure."""
+"""Decorator of functions that draw a figure."""
 
 
 def subplots(rows: int = 1, columns: int = 1, height: float = 2.6, **options: Any) -> tuple[Figure, Any]:
-    """A figure across the page, and its axes."""
+    """Return a figure as wide as the page, and its axes."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
 
 
 def letter(axes: Axes, text: str) -> None:
-    """A title on the left, in bold."""
+    """Give axes a title, in bold on the left."""
     axes.set_title(text, loc="left", fontweight="bold")
 
 
 @styled
 def images(figure: Figure) -> list[tuple[str, bytes]]:
-    """The figure as PNG and as SVG, the same bytes for the same figure."""
+    """Return the figure as PNG and as SVG, with the same bytes for the same figure."""
     return [("png", _saved(figure, "png")), ("svg", _saved(figure, "svg", transparent=True))]
 
 

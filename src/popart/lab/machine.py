@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -37,10 +38,10 @@ def as_done(f: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tupl
 
 
 @contextmanager
-def giving_way() -> Iterator[None]:
-    """Threads that are started within give way to all others, where the system can tell threads apart.
+def low_priority_threads() -> Iterator[None]:
+    """Give threads that are started within a low priority, where the system has priorities of threads.
 
-    Whoever tells a GPU what to do has little to do, but should not wait for it.
+    The thread that drives a GPU has little to do, but must not wait for a core.
     """
     tasks = Path("/proc/self/task")
     before = set(os.listdir(tasks)) if tasks.exists() else None
@@ -50,6 +51,17 @@ def giving_way() -> Iterator[None]:
             with suppress(OSError):  # it has ended
                 now = os.getpriority(os.PRIO_PROCESS, int(thread))
                 os.setpriority(os.PRIO_PROCESS, int(thread), max(now, 10))
+
+
+@contextmanager
+def switching_often() -> Iterator[None]:
+    """Let Python's threads take turns 50 times as often, so that one with little to do does not wait."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 50)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def use_device(device: str) -> None:

@@ -1,4 +1,4 @@
-"""How far long work has got: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleRenderable, RenderableType, RichCast
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -15,16 +15,20 @@ EVERY = 10.0
 
 
 class Advance(Protocol):
-    """Say that so much more is done, and what is being done now."""
+    """Report an amount of work that was done, and what is being done now."""
 
-    def __call__(self, amount: float, doing: str | None = None) -> None: ...
+    def __call__(self, amount: float, doing: "Doing | None" = None) -> None: ...
+
+
+Doing = str | RichCast | ConsoleRenderable
+"""A line of text, or something with a `str` for plain lines that rich renders on a terminal."""
 
 
 @contextmanager
 def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advance]:
     """Show the progress of `total` units of work, of which some may be done already.
 
-    Rate and time left are of what is done now, not of what was done before.
+    Rate and time left are those of this process.
     """
     console = Console(stderr=True)
     if console.is_terminal:
@@ -38,7 +42,7 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advan
         with _Bar(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=total, completed=done)
 
-            def advance(amount: float, doing: str | None = None) -> None:
+            def advance(amount: float, doing: Doing | None = None) -> None:
                 bar.doing = doing or ""
                 bar.update(task, advance=amount)
 
@@ -48,14 +52,16 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advan
 
 
 class _Bar(Progress):
-    """A bar, and below it a line of what is being done."""
+    """A bar, and below it what is being done."""
 
-    doing = ""
+    doing: Doing = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        if self.doing:
-            yield Text(f"  {self.doing}", no_wrap=True, overflow="ellipsis")
+        if isinstance(self.doing, str):
+            yield Text(f"  {self.doing}" if self.doing else "", no_wrap=True, overflow="ellipsis")
+        else:
+            yield self.doing
 
 
 class _Rate(TextColumn):
@@ -74,7 +80,7 @@ class _Lines:
         self.title, self.total, self.unit, self.done = title, total, unit, done
         self.began, self.before, self.spoke = time.monotonic(), done, 0.0
 
-    def __call__(self, amount: float, doing: str | None = None) -> None:
+    def __call__(self, amount: float, doing: Doing | None = None) -> None:
         self.done += amount
         now = time.monotonic()
         if now - self.spoke < EVERY and self.done < self.total:

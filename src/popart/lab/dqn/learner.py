@@ -2,73 +2,49 @@ r"""Double DQN: how an agent learns, and how it acts.
 
 Targets are in the units of the rewards,
 $Y = R + \gamma Q(S', \arg\max_a Q(S', a; \theta); \theta^-)$,
-and each of the two networks has its own statistics. An agent without Pop-Art has `popart.Fixed()`: a scale of
+and each of the two networks has its own statistics. An agent without Pop-Art has `popart.Fixed()`, a scale of
 1 and a shift of 0, so that everything else is the same.
+
+A network may have more outputs than its game has actions, if agents of several games share a program. These
+padded outputs come last, are never chosen, and are in no target.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-import popart
 import popart.jax
+from popart.lab.dqn.config import AgentConfig
 from popart.lab.dqn.networks import Network, Params, he
 from popart.lab.dqn.replay import Transitions
 
-AgentName = Literal["clipped", "unclipped", "popart"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an agent is. Defaults are those of the tuned Double DQN and of the Pop-Art paper."""
-
-    agent: AgentName = "popart"
-    """clipped: rewards and errors clipped to [-1, 1]; unclipped: neither; popart: neither, with Pop-Art."""
-
-    discount: float = 0.99
-    """γ: how much a reward counts one step later."""
-
-    batch: int = 32
-    """Transitions per update."""
-
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """RMSProp is centred, decays by 0.95 and has its epsilon inside the root, as DQN's. Adam's epsilon is
-    Rainbow's: with a small one, steps are as large when there is nothing to learn, and units die of them."""
-
-    step_size: float = 1e-4
-    """Of the network."""
-
-    start: Literal["dqn", "he"] = "dqn"
-    """Of the network's weights: DQN's, or `networks.he`."""
-
-    beta: float = 1e-4
-    """Of Pop-Art's statistics."""
-
-    @property
-    def clips(self) -> bool:
-        return self.agent == "clipped"
-
-    @property
-    def art(self) -> popart.Rule[Any, Any]:
-        return popart.Moments(self.beta) if self.agent == "popart" else popart.Fixed()
-
 
 class Learner(NamedTuple):
-    """Parameters mean nothing without the statistics that they are normalised with: both are copied."""
+    """The state of an agent.
+
+    Parameters are copied together with the statistics that their outputs are normalised with.
+    """
 
     params: Params
     statistics: Any
     target_params: Params
     target_statistics: Any
-    moments: Any
+    optimizer: Any
     updates: jax.Array
 
 
+class Policy(NamedTuple):
+    """What plays: parameters, and the statistics that their outputs are normalised with."""
+
+    params: Params
+    statistics: Any
+
+
 class Metrics(NamedTuple):
-    """Of one update: the loss, norms of gradients, and the normalisation after it."""
+    """The loss of an update, norms of its gradient, and the scale and shift after it."""
 
     loss: jax.Array
     gradient_norm: jax.Array
@@ -78,81 +54,117 @@ class Metrics(NamedTuple):
     shift: jax.Array
 
 
-def init(settings: Settings, network: Network, key: jax.Array) -> Learner:
-    params = network.init(key) if settings.start == "dqn" else he(network.init(key))
-    statistics = popart.jax.init(settings.art, params["head"])
-    moments = _optimizer(settings).init(params)
-    learner = Learner(params, statistics, params, statistics, moments, jnp.zeros((), jnp.int32))
+def init(config: AgentConfig, network: Network, key: jax.Array) -> Learner:
+    params = network.init(key) if config.initial_weights == "dqn" else he(network.init(key))
+    statistics = popart.jax.init(config.art, params["head"])
+    optimizer = _optimizer(config).init(params)
+    learner = Learner(params, statistics, params, statistics, optimizer, jnp.zeros((), jnp.int32))
     return copy_target(learner)
 
 
 def copy_target(learner: Learner) -> Learner:
-    """The target network becomes a copy of the online network."""
+    """Copy the online network to the target network."""
     params, statistics = jax.tree.map(jnp.copy, (learner.params, learner.statistics))
     return learner._replace(target_params=params, target_statistics=statistics)
 
 
 def act(
-    network: Network, params: Params, observations: jax.Array, epsilon: jax.Array | float, key: jax.Array
+    network: Network,
+    params: Params,
+    observations: jax.Array,
+    epsilon: jax.Array | float,
+    key: jax.Array,
+    actions: jax.Array | int | None = None,
 ) -> jax.Array:
-    """The best actions, or with probability epsilon random ones. Which is best does not depend on units."""
+    """Choose the best actions, or with probability epsilon random ones. The best do not depend on units."""
     explore, choose = jax.random.split(key)
-    best = popart.jax.normalized(params["head"], network.features(params["body"], observations)).argmax(-1)
-    anything = jax.random.randint(choose, best.shape, 0, network.actions)
-    return jnp.where(jax.random.uniform(explore, best.shape) < epsilon, anything, best)
+    outputs = popart.jax.normalized(params["head"], network.features(params["body"], observations))
+    best = best_action(outputs, actions)
+    number = network.actions if actions is None else actions
+    random = jax.random.randint(choose, best.shape, 0, number)
+    return jnp.where(jax.random.uniform(explore, best.shape) < epsilon, random, best)
+
+
+def best_action(values: jax.Array, actions: jax.Array | int | None) -> jax.Array:
+    """Return the action with the largest value, of the first `actions`; the others are padding."""
+    if actions is not None:
+        values = jnp.where(jnp.arange(values.shape[-1]) < actions, values, -jnp.inf)
+    return values.argmax(-1)
 
 
 def values(
-    settings: Settings, network: Network, params: Params, statistics: Any, observations: jax.Array
+    config: AgentConfig, network: Network, params: Params, statistics: Any, observations: jax.Array
 ) -> jax.Array:
-    """Q in the units of the rewards, (batch, actions)."""
+    """Return Q in the units of the rewards, (batch, actions)."""
     h = network.features(params["body"], observations)
-    return popart.jax.values(settings.art, statistics, params["head"], h)
+    return popart.jax.values(config.art, statistics, params["head"], h)
 
 
-def targets(settings: Settings, batch: Transitions, online: jax.Array, target: jax.Array) -> jax.Array:
-    """Y of Double DQN, in the units of the rewards.
+def targets(
+    config: AgentConfig,
+    batch: Transitions,
+    online: jax.Array,
+    target: jax.Array,
+    actions: jax.Array | int | None = None,
+) -> jax.Array:
+    """Return Y of Double DQN, in the units of the rewards.
 
-    Of `batch.later`, `online` has the online network's values, in any units, and `target` those of the target
+    `online` are the online network's values of `batch.later`, in any units, and `target` those of the target
     network in the units of the rewards.
     """
-    later = jnp.take_along_axis(target, online.argmax(-1)[:, None], 1)[:, 0]
-    reward = jnp.clip(batch.reward, -1, 1) if settings.clips else batch.reward
-    return reward + jnp.where(batch.terminal, 0.0, settings.discount * later)
+    later = jnp.take_along_axis(target, best_action(online, actions)[:, None], 1)[:, 0]
+    reward = jnp.clip(batch.reward, -1, 1) if config.clips else batch.reward
+    return reward + jnp.where(batch.terminal, 0.0, config.discount * later)
 
 
 def learn(
-    settings: Settings, network: Network, learner: Learner, batches: Transitions
+    config: AgentConfig,
+    network: Network,
+    learner: Learner,
+    batches: Transitions,
+    actions: jax.Array | int | None = None,
+    due: jax.Array | None = None,
 ) -> tuple[Learner, Metrics]:
-    """One update for each batch of (updates, batch, ...), with the same target network.
+    """Make one update for each batch of (updates, batch, ...), all with the same target network.
 
-    That network's values do not depend on the updates, and are computed for all of them at once.
+    The target network's values do not depend on the updates, and are computed for all of them at once. Where
+    `due` is False nothing changes.
     """
     later = batches.later.reshape(-1, *batches.later.shape[2:])
-    target = values(settings, network, learner.target_params, learner.target_statistics, later)
+    target = values(config, network, learner.target_params, learner.target_statistics, later)
     target = target.reshape(*batches.reward.shape, -1)
-    return jax.lax.scan(lambda agent, x: update(settings, network, agent, *x), learner, (batches, target))
+
+    def step(agent: Learner, x: tuple[Transitions, jax.Array]) -> tuple[Learner, Metrics]:
+        learned, metrics = update(config, network, agent, *x, actions)
+        return learned if due is None else jax.tree.map(partial(jnp.where, due), learned, agent), metrics
+
+    return jax.lax.scan(step, learner, (batches, target))
 
 
 def update(
-    settings: Settings, network: Network, learner: Learner, batch: Transitions, target: jax.Array
+    config: AgentConfig,
+    network: Network,
+    learner: Learner,
+    batch: Transitions,
+    target: jax.Array,
+    actions: jax.Array | int | None = None,
 ) -> tuple[Learner, Metrics]:
-    """One step: targets, statistics and head, then the gradient. `target` is as in `targets`."""
+    """Make one update: targets, statistics and head, then the gradient. `target` is as in `targets`."""
     body = learner.params["body"]
     online = popart.jax.normalized(learner.params["head"], network.features(body, batch.later))
-    y = targets(settings, batch, online, target)
-    step = popart.jax.step(settings.art, learner.statistics, learner.params["head"], y, weights=batch.weight)
+    y = targets(config, batch, online, target, actions)
+    step = popart.jax.step(config.art, learner.statistics, learner.params["head"], y, weights=batch.weight)
     params = {**learner.params, "head": step.head}
 
     def loss(params: Params) -> jax.Array:
         h = network.features(params["body"], batch.observation)
         error = popart.jax.normalized(params["head"], h, index=batch.action) - step.targets
-        cost = optax.huber_loss(error) if settings.clips else error**2 / 2
+        cost = optax.huber_loss(error) if config.clips else error**2 / 2
         return (batch.weight * cost).mean()
 
     value, gradient = jax.value_and_grad(loss)(params)
-    changes, moments = _optimizer(settings).update(gradient, learner.moments, params, change=step.change)
-    affine = settings.art.affine(step.state)
+    changes, optimizer = _optimizer(config).update(gradient, learner.optimizer, params, change=step.change)
+    affine = config.art.affine(step.state)
     body_norm, head_norm = _norm(gradient["body"]), _norm(gradient["head"])
     metrics = Metrics(
         value, jnp.hypot(body_norm, head_norm), body_norm, head_norm, affine.scale, affine.shift
@@ -160,7 +172,7 @@ def update(
     learner = learner._replace(
         params=optax.apply_updates(params, changes),
         statistics=step.state,
-        moments=moments,
+        optimizer=optimizer,
         updates=learner.updates + 1,
     )
     return learner, metrics
@@ -170,11 +182,11 @@ def _norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(tree)))
 
 
-def _optimizer(settings: Settings) -> optax.GradientTransformationExtraArgs:
-    """DQN's RMSProp takes the sum over the batch and adds 0.01 inside the root; this takes the mean."""
-    if settings.optimizer == "adam":
-        inner = optax.adam(settings.step_size, eps=1.5e-4)
+def _optimizer(config: AgentConfig) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer. DQN sums over the batch and adds 0.01 inside the root; here it is the mean."""
+    if config.optimizer == "adam":
+        inner = optax.adam(config.learning_rate, eps=1.5e-4)
     else:
-        epsilon = 0.01 / settings.batch**2
-        inner = optax.rmsprop(settings.step_size, 0.95, epsilon, centered=True, eps_in_sqrt=True)
+        epsilon = 0.01 / config.batch**2
+        inner = optax.rmsprop(config.learning_rate, 0.95, epsilon, centered=True, eps_in_sqrt=True)
     return popart.jax.rescale_moments(inner, lambda params: params["head"])

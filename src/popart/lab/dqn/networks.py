@@ -1,7 +1,8 @@
-"""Networks from observations to features; the last layer, the head, is the same for all."""
+"""Networks from observations to features. The last layer, the head, is the same for all."""
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -12,7 +13,7 @@ Params = Any
 
 
 class Network(Protocol):
-    """Hashable settings, and pure functions. Observations are (batch, *shape, stacked)."""
+    """Hashable settings, and pure functions. Observations are (batch, *shape, stack_size)."""
 
     @property
     def actions(self) -> int: ...
@@ -22,9 +23,14 @@ class Network(Protocol):
     def features(self, body: Any, observations: jax.Array) -> jax.Array: ...
 
 
+def network_for(shape: tuple[int, ...], actions: int, dtype: str = "float32") -> Network:
+    """Return the network that suits observations of a shape: Nature for Atari's screens, else an MLP."""
+    return Nature(actions, dtype) if shape == (84, 84) else MLP(math.prod(shape), actions)
+
+
 @dataclass(frozen=True)
 class MLP:
-    """Fully connected layers of ReLU."""
+    """Fully connected layers with ReLU."""
 
     inputs: int
     actions: int
@@ -42,15 +48,15 @@ class Nature:
     """The network of Mnih et al. (2015), for four frames of 84 x 84 pixels.
 
     Convolutions are matrix products of patches: blocks of pixels as wide as the stride become channels, and a
-    kernel is then a few shifted copies side by side. On CPUs this is seven times as fast as XLA's own
-    convolutions, on GPUs somewhat. `dtype` is that of the convolutions.
+    kernel covers a few shifted copies side by side. On CPUs this is seven times as fast as XLA's own
+    convolutions, on GPUs slightly faster. `dtype` is that of the convolutions.
     """
 
     actions: int
     dtype: str = "float32"
 
     CONVOLUTIONS = ((8, 4, 32), (4, 2, 64), (3, 1, 64))
-    """Width of the kernel, stride, channels."""
+    """Kernel width, stride and channels of each layer."""
 
     def init(self, key: jax.Array) -> Params:
         first, second = jax.random.split(key)
@@ -74,7 +80,7 @@ class Nature:
 
 
 def _convolve(x: jax.Array, W: jax.Array, width: int, stride: int) -> jax.Array:
-    """A convolution without padding, whose width is a multiple of its stride."""
+    """Convolve without padding; the width must be a multiple of the stride."""
     n, rows, columns, channels = x.shape
     blocks = x.reshape(n, rows // stride, stride, columns // stride, stride, channels)
     x = blocks.transpose(0, 1, 3, 2, 4, 5).reshape(n, rows // stride, columns // stride, stride**2 * channels)
@@ -90,8 +96,9 @@ def _layers(key: jax.Array, sizes: tuple[int, ...]) -> Params:
     return {"body": body, "head": head}
 
 
+@partial(jax.jit, static_argnums=(1, 2))  # networks that differ in their heads share the rest
 def _layer(key: jax.Array, inputs: int, outputs: int) -> Params:
-    """Weights and biases uniform within 1/√inputs of 0."""
+    """Initialise weights and biases uniformly within ±1/√inputs."""
     bound = 1 / math.sqrt(inputs)
     w, b = jax.random.split(key)
     return {
@@ -101,9 +108,9 @@ def _layer(key: jax.Array, inputs: int, outputs: int) -> Params:
 
 
 def he(params: Params) -> Params:
-    """Weights of He et al. (2015) below the head, uniform within √(6/inputs) of 0, without biases.
+    """Return initial weights of He et al. (2015) below the head: uniform within ±√(6/inputs), biases 0.
 
-    Each layer then passes on what it sees in full, where weights of `init` pass on a sixth of the variance.
+    Each layer then keeps the variance of its inputs; with the weights of `init` it keeps a sixth of it.
     """
     body = [{"w": math.sqrt(6) * layer["w"], "b": jnp.zeros_like(layer["b"])} for layer in params["body"]]
     return {**params, "body": body}

@@ -1,48 +1,52 @@
-"""What was seen, in a ring of single frames on the device; stacks are made when they are needed.
+"""The replay buffer: a ring of single observations on the device. Stacks are built when they are sampled.
 
-Environments that are next to each other write one slot at a time, together: all of them, or a group. A slot
-has what was seen, what was done then, and, as soon as the next slot is written, what came of it. A frame is
-stored once, however many stacks it is in.
+A group of neighbouring environments writes one slot at a time. A slot has an observation, the action that was
+chosen there and, as soon as the next slot is written, the result of that action. An observation is stored
+once, however many stacks it is in.
 
-After the last observation of an episode there is no action: its slot is there for the sake of the
-transition before it, which bootstraps from it if the episode was only cut, and is never sampled itself.
+After the last observation of an episode there is no action. Its slot serves the transition before it, which
+bootstraps from it if the episode was truncated, and is never sampled itself.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 Array = Any
-"""JAX's or NumPy's."""
+"""A JAX or NumPy array."""
 
 Index = int | jax.Array
 
 
-class Seen(NamedTuple):
-    """What all environments show after a step: an observation, and what came of the last action.
+class Observed(Protocol):
+    """What environments show after a step. Each array has one entry per environment.
 
-    - start: the observation is the first one of an episode
-    - last: it is the last one: the next action is ignored, and starts a new episode
-    - terminal: nothing that comes later counts for the last action (an end, or in training a lost life; not
-      a cut by a time limit)
+    - terminal: nothing that comes later counts for the last action.
+    - first: the observation is the first one of an episode.
+    - last: it is the last one; the next action is ignored and resets the environment.
     """
 
-    observation: Array
-    reward: Array
-    terminal: Array
-    start: Array
-    last: Array
+    @property
+    def observation(self) -> Array: ...
+    @property
+    def reward(self) -> Array: ...
+    @property
+    def terminal(self) -> Array: ...
+    @property
+    def first(self) -> Array: ...
+    @property
+    def last(self) -> Array: ...
 
 
 class Replay(NamedTuple):
-    """Arrays of (environments, slots, ...), and how many slots each environment ever wrote."""
+    """Arrays of (environments, slots, ...), and the number of slots that each environment ever wrote."""
 
     observation: jax.Array
     action: jax.Array
     reward: jax.Array
     terminal: jax.Array
-    start: jax.Array
+    first: jax.Array
     last: jax.Array
     written: jax.Array
 
@@ -52,7 +56,7 @@ class Replay(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """A batch. Where `weight` is 0 there was none to be had."""
+    """A batch of transitions. Where `weight` is 0, none could be sampled."""
 
     observation: jax.Array
     action: jax.Array
@@ -67,33 +71,33 @@ def init(environments: int, slots: int, shape: tuple[int, ...], dtype: Any) -> R
         return jnp.zeros((environments, slots, *more), dtype)
 
     observation, action = zeros(*shape, dtype=dtype), zeros(dtype=jnp.int32)
-    terminal, start, last = (zeros(dtype=bool) for _ in range(3))  # apart, so that all can be donated
+    terminal, start, last = (zeros(dtype=bool) for _ in range(3))  # separate buffers, to donate each
     reward, written = zeros(dtype=jnp.float32), jnp.zeros(environments, jnp.int32)
     return Replay(observation, action, reward, terminal, start, last, written)
 
 
-def insert(replay: Replay, seen: Seen, first: Index = 0) -> Replay:
-    """Write a slot, and into the one before what came of its action, for environments from `first` on."""
+def insert(replay: Replay, observed: Observed, first: Index = 0) -> Replay:
+    """Write a slot, and into the one before the results of its actions, for environments from `first` on."""
     now = replay.written[first]
     return replay._replace(
-        observation=_put(replay.observation, seen.observation, first, now),
-        start=_put(replay.start, seen.start, first, now),
-        last=_put(replay.last, seen.last, first, now),
-        reward=_put(replay.reward, seen.reward, first, now - 1),
-        terminal=_put(replay.terminal, seen.terminal, first, now - 1),
+        observation=_put(replay.observation, observed.observation, first, now),
+        first=_put(replay.first, observed.first, first, now),
+        last=_put(replay.last, observed.last, first, now),
+        reward=_put(replay.reward, observed.reward, first, now - 1),
+        terminal=_put(replay.terminal, observed.terminal, first, now - 1),
         written=jax.lax.dynamic_update_slice(
-            replay.written, jnp.full(len(seen.start), now + 1, jnp.int32), (first,)
+            replay.written, jnp.full(len(observed.first), now + 1, jnp.int32), (first,)
         ),
     )
 
 
 def record(replay: Replay, action: jax.Array, first: Index = 0) -> Replay:
-    """Write what is done upon the newest observations of environments from `first` on."""
+    """Write the actions chosen at the newest observations of environments from `first` on."""
     return replay._replace(action=_put(replay.action, action, first, replay.written[first] - 1))
 
 
 def interrupt(replay: Replay) -> Replay:
-    """Forget what was done last: the environments start anew, and nothing will come of it."""
+    """End the newest episodes: the environments are reset, and the last actions have no result."""
     at = jnp.arange(len(replay.action)), (replay.written - 1) % replay.slots
     return replay._replace(last=replay.last.at[at].set(True))
 
@@ -103,50 +107,50 @@ def _put(ring: jax.Array, values: jax.Array, first: Index, slot: jax.Array) -> j
     return jax.lax.dynamic_update_slice(ring, values[:, None].astype(ring.dtype), at)
 
 
-def newest(replay: Replay, stacked: int, first: Index = 0, environments: int | None = None) -> jax.Array:
-    """The stack of what environments from `first` on show now, (environments, *shape, stacked)."""
+def newest(replay: Replay, stack_size: int, first: Index = 0, environments: int | None = None) -> jax.Array:
+    """Return the newest stacks of environments from `first` on, (environments, *shape, stack_size)."""
     environment = first + jnp.arange(environments or len(replay.action))
-    return _stack(replay, environment, replay.written[environment] - 1, stacked)
+    return _stack(replay, environment, replay.written[environment] - 1, stack_size)
 
 
-def sample(replay: Replay, key: jax.Array, batch: int, stacked: int) -> Transitions:
-    """Transitions drawn uniformly from all whose stacks are still there.
+def sample(replay: Replay, key: jax.Array, batch: int, stack_size: int) -> Transitions:
+    """Sample transitions uniformly from all whose stacks are still in the buffer.
 
-    The few slots without an action are drawn again, twice; a third time they get a weight of 0, as do all
-    of an environment that has not filled a stack yet.
+    The few slots without an action are drawn again, up to twice; then they get a weight of 0, as do all of an
+    environment that has not filled a stack yet.
     """
-    environment, slot = _draw(replay, key, (3, batch), stacked)
+    environment, slot = _draw(replay, key, (3, batch), stack_size)
     fine = ~replay.last[environment, slot % replay.slots] & (slot < replay.written[environment] - 1)
     chosen = jnp.argmax(fine, 0)[None]
     environment, slot, fine = (jnp.take_along_axis(x, chosen, 0)[0] for x in (environment, slot, fine))
     at = environment, slot % replay.slots
     return Transitions(
-        _stack(replay, environment, slot, stacked),
+        _stack(replay, environment, slot, stack_size),
         replay.action[at],
         replay.reward[at],
         replay.terminal[at],
-        _stack(replay, environment, slot + 1, stacked),
+        _stack(replay, environment, slot + 1, stack_size),
         fine.astype(jnp.float32),
     )
 
 
 def _draw(
-    replay: Replay, key: jax.Array, shape: tuple[int, ...], stacked: int
+    replay: Replay, key: jax.Array, shape: tuple[int, ...], stack_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Environments, and slots counted from the first ever written."""
+    """Draw environments, and slots counted from the first ever written."""
     who, when = jax.random.split(key)
     environment = jax.random.randint(who, shape, 0, len(replay.action))
     newest = replay.written[environment] - 1
-    oldest = jnp.maximum(newest - replay.slots, -1) + stacked
+    oldest = jnp.maximum(newest - replay.slots, -1) + stack_size
     return environment, jax.random.randint(when, shape, oldest, newest)
 
 
-def _stack(replay: Replay, environment: jax.Array, slot: jax.Array, stacked: int) -> jax.Array:
-    """The observations up to a slot, oldest first along the last axis; 0 from before the episode."""
-    slots = (slot[:, None] - jnp.arange(stacked)[::-1]) % replay.slots
+def _stack(replay: Replay, environment: jax.Array, slot: jax.Array, stack_size: int) -> jax.Array:
+    """Return the observations up to a slot, oldest first along the last axis; 0 from before the episode."""
+    slots = (slot[:, None] - jnp.arange(stack_size)[::-1]) % replay.slots
     at = environment[:, None], slots
-    starts = replay.start[at][:, 1:]
-    later = jnp.flip(jnp.cumsum(jnp.flip(starts, 1), 1), 1)
+    firsts = replay.first[at][:, 1:]
+    later = jnp.flip(jnp.cumsum(jnp.flip(firsts, 1), 1), 1)
     same = jnp.concatenate((later == 0, jnp.ones((len(slot), 1), bool)), 1)
     frames = replay.observation[at]
     frames = jnp.where(same.reshape(*same.shape, *(1,) * (frames.ndim - 2)), frames, 0)

@@ -1,4 +1,4 @@
-"""One page of what was run, beside what the paper says."""
+"""`popart report`: one HTML page of finished runs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +9,16 @@ import tyro
 
 @dataclass(frozen=True)
 class Report:
-    """Make one HTML page of finished runs: figures, tables, settings, and what agrees with the paper.
+    """Write one HTML page of runs: figures, tables, settings, and the findings beside the paper's.
 
     The page needs no other file and no network.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
-    """Folders of runs, or folders that hold some."""
+    """Run folders, or folders that contain run folders."""
 
     out: Path = Path("runs/report.html")
-    """Where to write the page. A report that is there is replaced; nothing else is."""
+    """File of the page. An existing report is replaced; any other file is not."""
 
     def run(self) -> Path:
         from popart.lab.report.page import write

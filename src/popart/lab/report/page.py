@@ -1,4 +1,4 @@
-"""The report page, from what runs wrote."""
+"""The report as one HTML page, from the files of runs."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,43 +10,53 @@ import jinja2
 from markupsafe import Markup, escape
 
 import popart
+from popart.lab.analysis import ANALYSES
+from popart.lab.checks import LabError
 from popart.lab.figures import INK
-from popart.lab.runs import MANIFEST, LabError, read_manifest, read_table, write_atomically
+from popart.lab.files import read_table, write_atomically
+from popart.lab.findings import LONG, print_table, short
+from popart.lab.manifest import MANIFEST, read_manifest
 
 MARK = '<meta name="generator" content="popart report">'
-ORDER = ("paper", "regression", "histograms", "scale", "norms", "train", "evaluate")
-LONG = 20
-"""Tables with more rows are folded."""
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
-    """Write the page of all runs in these folders."""
+    """Write the page of all runs in these folders, and print a summary of their findings."""
     runs = find_runs(folders)
     if out.exists() and MARK.encode() not in out.read_bytes():
-        raise LabError(f"{out} is there and is not a report; give another --out")
+        raise LabError(f"{out} exists and is not a report; give another --out")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabError(f"{out.parent} cannot be made: {error.strerror}; give another --out") from error
+        raise LabError(f"{out.parent} cannot be created: {error.strerror}; give another --out") from error
     write_atomically(out, page(runs).encode())
+    print_table("Findings that agree with the paper", [_summary(folder) for folder in runs])
     return out
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Run folders among these and one level below, with their evaluations, in the order of the paper."""
+    """Return the runs in these folders and one level below, with their evaluations, in the report's order."""
     found = []
     for folder in folders:
         here = [folder, *sorted(p for p in folder.iterdir() if p.is_dir())] if folder.is_dir() else []
         here += [path for run in here for path in sorted(run.glob("evaluation-*"))]
         runs = [path for path in here if (path / MANIFEST).exists()]
         if not runs:
-            raise LabError(f"{folder} holds no run (no {MANIFEST}); runs are made by: popart reproduce")
+            raise LabError(f"{folder} contains no run (no {MANIFEST}); create runs with: popart reproduce")
         found += [path for path in runs if path not in found]
-    place = {name: i for i, name in enumerate(ORDER)}
-    return sorted(found, key=lambda path: place.get(read_manifest(path)["experiment"], len(ORDER)))
+    order = {name: i for i, name in enumerate(ANALYSES)}
+    return sorted(found, key=lambda path: order.get(read_manifest(path)["experiment"], len(order)))
+
+
+def _summary(folder: Path) -> dict[str, str]:
+    manifest = read_manifest(folder)
+    findings = [finding["agrees"] for finding in manifest.get("findings", [])]
+    agree = f"{sum(findings)} of {len(findings)}" if findings else ""
+    return {"run": manifest["title"], "folder": str(folder), "agree": agree}
 
 
 def page(folders: Iterable[Path]) -> str:
+    """Return the page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("popart.lab.report", "."),
         autoescape=True,
@@ -72,7 +82,7 @@ def _run(number: int, folder: Path) -> dict[str, Any]:
         "commit": manifest.get("commit") or "not a checkout",
         "started": manifest["started"],
         "finished": manifest["finished"],
-        "continued": f"{len(manifest['continued'])} times",
+        "resumed": f"{len(manifest['resumed'])} times",
         **manifest["versions"],
     }
     findings = manifest.get("findings", [])
@@ -88,15 +98,15 @@ def _content(prefix: str, folder: Path, shown: Mapping[str, str]) -> dict[str, A
         rows = read_table(path)
     except OSError as error:
         raise LabError(
-            f"{path} is missing from its run: {error.strerror}; run it again in another folder"
+            f"{path} is missing: {error.strerror}; redraw the figures of the run with: popart plot {folder}"
         ) from error
-    cells = [[_cell(value) for value in row.values()] for row in rows]
+    cells = [[short(value) for value in row.values()] for row in rows]
     numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(rows[0]))]
     return {**shown, "header": list(rows[0]), "rows": cells, "numeric": numeric, "folded": len(rows) > LONG}
 
 
 def inline(svg: str, name: str) -> Markup:
-    """An SVG file as part of a page: its own ids, the page's ink, and as wide as there is room."""
+    """Return an SVG file as part of a page, with unique ids, the page's text colour and full width."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\b(id|xlink:href|href)="(#?)(?!data:)([^"]*)"', rf'\1="\2{name}-\3"', svg)
     svg = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", svg)
@@ -108,17 +118,10 @@ def inline(svg: str, name: str) -> Markup:
 
 
 def powers(text: str) -> Markup:
-    """10^-3.5 with a raised exponent, and a minus that is one."""
+    """Return text as HTML with exponents raised: 10^-3.5 has a superscript and a minus sign."""
     return Markup(
         re.sub(r"10\^(-?)([\d.]+)", lambda m: f"10<sup>{'−' * len(m[1])}{m[2]}</sup>", escape(text))
     )
-
-
-def _cell(text: str) -> str:
-    """Numbers that are written in full are shown to five digits."""
-    if len(text) > 8 and re.fullmatch(r"-?\d+\.?\d*(e-?\d+)?", text):
-        return f"{float(text):.5g}"
-    return text
 
 
 def _is_number(text: str) -> bool:

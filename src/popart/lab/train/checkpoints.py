@@ -1,121 +1,104 @@
-"""Checkpoints: written in the background, each as a whole or not at all; the last and the best are kept."""
+"""The tracker of checkpoints: everything that the rest of a run depends on, for each member."""
 
-import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import jax
-import orbax.checkpoint as ocp
+import numpy as np
 
-from popart.lab.checks import LabError
-
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # what goes wrong comes up as an exception, too
-
-FORMAT = 1
-"""Changes when older checkpoints can no longer be read."""
+from popart.lab.dqn.learner import Policy
+from popart.lab.runs import Run
+from popart.lab.train.loop import Loop, Turn
+from popart.lab.train.storage import Checkpoints
+from popart.lab.train.tracker import Saved
 
 
-class ReplacedError(LabError):
-    """By the run that writes it, while it was read."""
+class CheckpointTracker:
+    """Saves each member every few seconds, and at its end. A failed member keeps its last checkpoint.
 
-    def __init__(self, where: Path) -> None:
-        super().__init__(f"{where} was replaced while it was read; try again")
+    Members are saved one after the other, not all at once, so that the others do not wait. Each resumes from
+    its own checkpoint.
 
-
-class Checkpoints:
-    """The newest checkpoint of a run: when the next one is whole, the one before is removed.
-
-    Who only reads must say so: what is being written meanwhile looks like what a killed process left.
+    Args:
+        runs: of the members.
+        loop: whose arrays and notes are saved.
+        parts: other parts of a checkpoint, by name.
+        every: seconds between two checkpoints of a member.
     """
 
-    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
-        self._folder = folder.absolute()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=None if read_only else 1, cleanup_tmp_directories=not read_only, read_only=read_only
-        )
-        try:
-            self._manager = ocp.CheckpointManager(self._folder, options=options)
-        except (FileNotFoundError, NotADirectoryError) as error:  # of one that was listed
-            if not read_only:
-                raise
-            raise ReplacedError(self._folder) from error
-        if read_only and self.newest != self._on_disk():  # a listing is not of one moment
-            self.close()
-            raise ReplacedError(self._folder)
+    def __init__(self, runs: Sequence[Run], loop: Loop, parts: Mapping[str, Saved], every: float) -> None:
+        self._stores = [Checkpoints(run.folder / "checkpoints" / "last") for run in runs]
+        self._loop, self._parts, self._every = loop, {**parts, "loop": loop}, every
+        self._due = time.monotonic() + every * (np.arange(len(runs)) + 1) / len(runs)
+        """When each member is to be saved next."""
 
-    @property
-    def newest(self) -> int | None:
-        return self._manager.latest_step()
+        self._saved = np.zeros(len(runs), np.int64)
+        """Turns of each member at its last checkpoint."""
 
-    def save(self, step: int, notes: dict[str, Any], **arrays: Any) -> None:
-        """Take a copy now, and write it while other work goes on. Notes are as JSON has them."""
-        if step == self.newest:
-            return  # it is the same
-        parts = {name: ocp.args.StandardSave(tree) for name, tree in arrays.items()}
-        notes = {**notes, "format": FORMAT}
-        whole = ocp.args.Composite(**parts, notes=ocp.args.JsonSave(notes))
-        with self._writing():
-            self._manager.save(step, args=whole, force=True)
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: list[Future[None]] = []
 
-    def notes(self) -> dict[str, Any]:
-        """Of the newest, or an error that says what is wrong with it."""
-        notes = self._restore("notes", ocp.args.JsonRestore())
-        if not isinstance(notes, dict) or notes.get("format") != FORMAT:
-            there = notes.get("format") if isinstance(notes, dict) else None
-            raise LabError(
-                f"{self._where} is a checkpoint of another version (format {there!r}, not {FORMAT}); "
-                "go on with the version of popart that wrote it, or give another --out"
-            )
-        return notes
+    def start(self, resumed: Sequence[int]) -> list[int]:
+        """Load the checkpoints there are; return the frames of each member."""
+        saved: list[dict[str, Any] | None] = []
+        for member, store in enumerate(self._stores):
+            saved.append(None if store.newest is None else self._load(member, store))
+        self._loop.start(saved, resumed)
+        return self._loop.counts.frames.tolist()
 
-    def arrays(self, name: str, like: Any) -> Any:
-        """Of the newest, what was saved under a name, which has the shapes and types of `like`."""
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
-        return self._restore(name, ocp.args.StandardRestore(abstract))
+    def _load(self, member: int, store: Checkpoints) -> dict[str, Any]:
+        notes = store.notes()
+        for name, part in self._parts.items():
+            part.restore(member, notes[name])
+        self._saved[member] = store.newest or 0
+        return {name: store.arrays(name, like) for name, like in self._loop.shapes(member).items()}
 
-    def _restore(self, name: str, args: Any) -> Any:
-        try:
-            return self._manager.restore(self.newest, args=ocp.args.Composite(**{name: args}))[name]
-        except (ValueError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            if self._on_disk() != self.newest:
-                raise ReplacedError(self._where) from error
-            raise LabError(
-                f"{self._where} is damaged or was written by another version ({_reason(error)}); "
-                "move it away to begin anew, or give another --out"
-            ) from error
+    def step(self, turn: Turn) -> None:
+        ended = ~turn.active & (turn.counts.turns > self._saved)
+        self._save_some(ended | turn.active & (time.monotonic() > self._due), turn)
 
-    @property
-    def _where(self) -> Path:
-        return self._folder / str(self.newest)
+    def save(self, turn: Turn) -> None:
+        """Write checkpoints of all members, and wait for them."""
+        self._save_some(turn.counts.turns > self._saved, turn)
+        self.wait()
 
-    def _on_disk(self) -> int | None:
-        """The newest, which another process may have written; it then removes the one before."""
-        return max((int(path.name) for path in self._folder.iterdir() if path.name.isdigit()), default=None)
+    def _save_some(self, which: np.ndarray, turn: Turn) -> None:
+        for member in np.flatnonzero(which).tolist():
+            if member not in turn.failures:
+                self._save(member, int(turn.counts.turns[member]))
+                self._due[member] = time.monotonic() + self._every
+
+    def _save(self, member: int, turns: int) -> None:
+        """Take a snapshot now, and bring it to the disk in the background."""
+        if self._loop.members[member].save_replay:
+            self._finish_writing()  # one replay buffer at a time in the machine's memory
+        self._writing = [each for each in self._writing if not each.done() or each.result()]
+        notes = {name: part.notes(member) for name, part in self._parts.items()}
+        notes["frames"] = notes["loop"]["counts"]["frames"]
+        snapshot = self._loop.snapshot(member)
+        self._writing.append(self._writer.submit(self._write, member, turns, notes, snapshot))
+        self._saved[member] = turns
+
+    def _write(self, member: int, turns: int, notes: dict[str, Any], snapshot: dict[str, Any]) -> None:
+        arrays = self._loop.arrays(member, snapshot)
+        policy = Policy(arrays["agent"].params, arrays["agent"].statistics)
+        self._stores[member].save(turns, notes, policy=policy, **arrays)
+        if "memory" in arrays:
+            self._stores[member].wait()
+
+    def _finish_writing(self) -> None:
+        for each in self._writing:
+            each.result()
+        self._writing = []
 
     def wait(self) -> None:
-        """Until all is written."""
-        with self._writing():
-            self._manager.wait_until_finished()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """What went wrong in the background comes up when the next thing is asked for."""
-        try:
-            yield
-        except (OSError, ValueError, RuntimeError) as error:
-            raise LabError(
-                f"a checkpoint could not be written to {self._folder} ({_reason(error)}); "
-                "the one before it is whole, and the same command goes on from it"
-            ) from error
+        """Wait until everything is on disk."""
+        self._finish_writing()
+        for store in self._stores:
+            store.wait()
 
     def close(self) -> None:
-        with self._writing():
-            self._manager.close()
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+        self._writer.shutdown()
+        for store in self._stores:
+            store.close()

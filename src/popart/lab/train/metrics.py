@@ -1,11 +1,12 @@
-"""What is written down while an agent learns: a table, and the same for TensorBoard."""
+"""The tracker of metrics: rows of metrics.csv, and the same for TensorBoard."""
 
 import csv
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import jax
 import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
@@ -13,17 +14,150 @@ from tensorboardX.proto import event_pb2, summary_pb2
 from popart.lab.checks import LabError
 from popart.lab.dqn.learner import Metrics
 from popart.lab.runs import Run
+from popart.lab.train.config import Member
+from popart.lab.train.loop import Turn
+from popart.lab.train.tracker import crossed
 
 NAME = "metrics"
 TIMES = ("seconds", "frames_per_second", "updates_per_second")
 """Columns that differ between runs that are otherwise the same."""
 
+RECENT = 100
+"""Episodes whose mean is `score_100`."""
+
+
+class MetricsTracker:
+    """Writes a row for each member whenever it has played `log_every` frames, and one at its end.
+
+    A member whose loss or gradient is no longer finite is stopped.
+    """
+
+    def __init__(self, members: Sequence[Member], runs: Sequence[Run]) -> None:
+        self._members, self._runs = members, runs
+        self._records = [Record() for _ in members]
+        self._tables: dict[int, Table] = {}
+        self._pending: list[tuple[np.ndarray, jax.Array]] = []
+
+    def step(self, turn: Turn) -> None:
+        for member, score in turn.episodes:
+            self._records[member].scores.append(score)
+        self._pending += turn.metrics
+        for member, settings in enumerate(self._members):
+            frames, logged = int(turn.counts.frames[member]), self._records[member].logged
+            ended = not turn.active[member] and logged < frames
+            if member not in turn.failures and (ended or crossed(logged, frames, settings.log_every)):
+                self._fetch()
+                self._log(member, turn)
+
+    def _fetch(self) -> None:
+        """Bring the metrics of updates from the device."""
+        for learned, metrics in self._pending:
+            values = np.asarray(metrics)
+            for member in np.flatnonzero(learned):
+                self._records[member].updates.append(values[member])
+        self._pending = []
+
+    def _log(self, member: int, turn: Turn) -> None:
+        record, counts = self._records[member], turn.counts
+        epsilon = self._members[member].schedule.epsilon_at(np.float32(counts.steps[member]))  # pyright: ignore[reportArgumentType]
+        summary = record.summary()
+        row = record.row(
+            {
+                name: getattr(counts, name)[member].item()
+                for name in ("frames", "steps", "updates", "episodes")
+            },
+            {"epsilon": float(epsilon), **summary, "overflows": int(counts.overflows[member])},
+            float(counts.seconds[member]),
+        )
+        if member not in self._tables:
+            self._tables[member] = Table(self._runs[member], record.logged)
+        self._tables[member].add(row)
+        record.start_row(row)
+        if any(x is not None and not np.isfinite(x) for x in summary.values()):
+            loss, norm = summary["loss"], summary["gradient_norm"]
+            turn.fail(member, f"it diverged: loss {loss}, gradient norm {norm}")
+
+    def notes(self, member: int) -> dict[str, Any]:
+        self._fetch()
+        return self._records[member].notes()
+
+    def restore(self, member: int, notes: dict[str, Any]) -> None:
+        self._records[member] = Record.of(notes)
+
+    def start(self, frames: Sequence[int]) -> None:
+        """Remove rows that were written after the checkpoint that each member starts from."""
+        for run, last in zip(self._runs, frames, strict=True):
+            run.cut_table(NAME, last)
+
+    def close(self) -> None:
+        for table in self._tables.values():
+            table.close()
+
+
+class Record:
+    """What happened to one member since its last row."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+        self.recent: list[float] = []
+        self.updates: list[np.ndarray] = []
+        """Metrics of learning calls, (fields, updates) each."""
+
+        self.logged = 0
+        """Frames, updates and seconds at the last row."""
+
+        self.logged_updates = 0
+        self.logged_seconds = 0.0
+
+    def summary(self) -> dict[str, float | None]:
+        return summary(np.concatenate(self.updates, 1) if self.updates else np.zeros((6, 0), np.float32))
+
+    def row(
+        self, counts: Mapping[str, int], measured: Mapping[str, Any], seconds: float
+    ) -> dict[str, float | None]:
+        self.recent = (self.recent + self.scores)[-RECENT:]
+        took = max(seconds - self.logged_seconds, 1e-9)
+        return {
+            **counts,
+            "score": _mean(self.scores),
+            "score_100": _mean(self.recent),
+            **measured,
+            "seconds": round(seconds, 3),
+            "frames_per_second": round((counts["frames"] - self.logged) / took, 1),
+            "updates_per_second": round((counts["updates"] - self.logged_updates) / took, 1),
+        }
+
+    def start_row(self, row: Mapping[str, Any]) -> None:
+        self.scores, self.updates = [], []
+        self.logged, self.logged_updates, self.logged_seconds = row["frames"], row["updates"], row["seconds"]
+
+    def notes(self) -> dict[str, Any]:
+        copies = {"scores": list(self.scores), "updates": [x.tolist() for x in self.updates]}
+        return vars(self) | copies  # written later, while episodes end
+
+    @classmethod
+    def of(cls, notes: dict[str, Any]) -> "Record":
+        record = cls()
+        vars(record).update(notes, updates=[np.array(x, np.float32) for x in notes["updates"]])
+        return record
+
+
+def summary(updates: np.ndarray) -> dict[str, float | None]:
+    """Summarise the metrics of several updates, (fields, updates)."""
+    names = ("loss", "gradient_norm", "gradient_norm_5", "gradient_norm_95", "body_norm", "head_norm")
+    if not updates.size:
+        return dict.fromkeys((*names, "scale", "shift"))
+    fields = Metrics(*updates)
+    low, middle, high = np.quantile(fields.gradient_norm, (0.05, 0.5, 0.95))
+    medians = (np.median(x) for x in (fields.body_norm, fields.head_norm))
+    values = (np.mean(fields.loss), middle, low, high, *medians, fields.scale[-1], fields.shift[-1])
+    return dict(zip((*names, "scale", "shift"), map(float, values), strict=True))
+
 
 class Table:
-    """Rows in metrics.csv and in TensorBoard's events; those after `frames` are of a run that was killed."""
+    """The file metrics.csv and TensorBoard's events of one run."""
 
     def __init__(self, run: Run, frames: int) -> None:
-        run.cut_table(NAME, frames)
         self._path = run.folder / f"{NAME}.csv"
         folder = run.folder / "tensorboard"
         with self._writing():
@@ -54,34 +188,19 @@ class Table:
             yield
         except OSError as error:
             raise LabError(
-                f"{self._path} and what is beside it cannot be written: {error.strerror}; "
-                "the same command goes on from the last checkpoint"
+                f"{self._path} and the files beside it cannot be written: {error.strerror}. Run the same "
+                "command again to resume from the last checkpoint."
             ) from error
 
     def close(self) -> None:
-        with suppress(OSError):  # all that was written is flushed
+        with suppress(OSError):  # all rows are flushed
             self._events.close()
 
 
 def _proto(module: Any, name: str) -> Any:
-    """A message's class, which is made when the module is imported."""
+    """Return a message's class, which is made when the module is imported."""
     return getattr(module, name)
 
 
-def summary(updates: np.ndarray) -> dict[str, float | None]:
-    """Of the metrics of several updates, (updates, fields)."""
-    if not len(updates):
-        names = ("loss", "gradient_norm", "gradient_norm_5", "gradient_norm_95", "body_norm", "head_norm")
-        return dict.fromkeys((*names, "scale", "shift"))
-    fields = Metrics(*updates.T)
-    low, middle, high = np.quantile(fields.gradient_norm, (0.05, 0.5, 0.95))
-    return {
-        "loss": float(np.mean(fields.loss)),
-        "gradient_norm": float(middle),
-        "gradient_norm_5": float(low),
-        "gradient_norm_95": float(high),
-        "body_norm": float(np.median(fields.body_norm)),
-        "head_norm": float(np.median(fields.head_norm)),
-        "scale": float(fields.scale[-1]),
-        "shift": float(fields.shift[-1]),
-    }
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

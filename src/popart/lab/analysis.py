@@ -1,0 +1,114 @@
+"""From the tables of a run to figures, tables and findings.
+
+An analysis reads only what its run wrote, the tables and the manifest, so that `popart plot` can redraw any
+finished run. Figures and captions of a run and those redrawn later come from the same code.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from popart.lab.checks import LabError
+from popart.lab.files import read_table, write_atomically, write_table
+from popart.lab.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ANALYSES = {
+    "paper": "popart.lab.experiments.atari_scores.analysis",
+    "regression": "popart.lab.experiments.regression.analysis",
+    "histograms": "popart.lab.experiments.histograms.analysis",
+    "scale": "popart.lab.experiments.reward_scale.analysis",
+    "norms": "popart.lab.experiments.gradient_norms.analysis",
+    "train": "popart.lab.train.analysis",
+    "evaluate": "popart.lab.play.analysis",
+}
+"""The module whose function `analyse(page)` analyses each experiment, in the order of a report."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure or a table to show: the name of its file, a heading and a caption."""
+
+    name: str
+    heading: str
+    caption: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim of the paper beside the result of this run."""
+
+    claim: str
+    paper: str
+    here: str
+    agrees: bool
+
+
+class Page:
+    """The tables and settings of a run, and what an analysis makes of them: figures, tables, findings."""
+
+    def __init__(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        self.folder = folder
+        self.experiment: str = manifest["experiment"]
+        self.title: str = manifest["title"]
+        self.settings: dict[str, Any] = manifest["settings"]
+        self._shown: list[Shown] = []
+        self._findings: list[Finding] = []
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        """Read the rows of NAME.csv; none if the run has no such table."""
+        path = self.folder / f"{name}.csv"
+        return read_table(path) if path.exists() else []
+
+    def needed_table(self, name: str) -> list[dict[str, str]]:
+        """Read the rows of NAME.csv; an error if the run has no such table."""
+        rows = self.table(name)
+        if not rows:
+            raise LabError(
+                f"{self.folder} has no {name}.csv, which its figures need: a run of the first release lacks "
+                "it; run the command again in another folder"
+            )
+        return rows
+
+    def figure(self, name: str, heading: str, caption: str, figure: "Figure") -> None:
+        """Write a figure as PNG and SVG, and show it."""
+        from popart.lab.figures import images
+
+        for suffix, content in images(figure):
+            write_atomically(self.folder / f"{name}.{suffix}", content)
+        self._show(name, heading, caption, "figure")
+
+    def show_table(
+        self, name: str, heading: str, caption: str, rows: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Show a table of the run, or write these rows as a new one and show it."""
+        if rows is not None:
+            write_table(self.folder / f"{name}.csv", rows)
+        self._show(name, heading, caption, "table")
+
+    def _show(self, name: str, heading: str, caption: str, kind: str) -> None:
+        self._shown.append(Shown(name, heading, " ".join(caption.split()), kind))
+
+    def find(self, claim: str, *, paper: str, here: str, agrees: bool) -> None:
+        """Record a claim of the paper beside the result of this run."""
+        self._findings.append(Finding(claim, paper, here, bool(agrees)))
+
+    def results(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the entries of the manifest about figures, tables and findings."""
+        shown, findings = (list(map(asdict, some)) for some in (self._shown, self._findings))
+        return {"shown": shown, "findings": findings}
+
+
+def analyse(folder: Path) -> Page:
+    """Draw, tabulate and find what the tables of a run show."""
+    page = Page(folder)
+    if page.experiment not in ANALYSES:
+        raise LabError(f"{folder} is a run of {page.experiment!r}, which has no analysis")
+    importlib.import_module(ANALYSES[page.experiment]).analyse(page)
+    return page

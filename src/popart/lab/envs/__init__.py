@@ -1,0 +1,1 @@
+"""Games: Atari in worker processes and small compiled ones. They know nothing of agents."""

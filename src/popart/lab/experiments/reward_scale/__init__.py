@@ -1,0 +1,1 @@
+"""Small games with rewards multiplied by very different scales."""

@@ -1,0 +1,84 @@
+"""An agent that plays and learns in one compiled program."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from popart.lab.dqn import learner, replay
+from popart.lab.dqn.acting import learn, observe
+from popart.lab.dqn.config import SMALL_SCHEDULE, AgentConfig, Schedule
+from popart.lab.dqn.learner import Learner
+from popart.lab.dqn.networks import MLP
+from popart.lab.dqn.replay import Replay
+from popart.lab.envs.small import Game, World
+from popart.lab.envs.timestep import TimeStep
+
+
+@dataclass(frozen=True)
+class Training:
+    """The length of a training, and its schedule."""
+
+    steps: int = 50_000
+    """Steps of all environments together."""
+
+    environments: int = 8
+    """Environments that play at the same time."""
+
+    schedule: Schedule = SMALL_SCHEDULE
+
+
+class State(NamedTuple):
+    """The state of a training."""
+
+    learner: Learner
+    replay: Replay
+    world: World
+    seen: TimeStep
+    scores: jax.Array
+    key: jax.Array
+
+
+class Progress(NamedTuple):
+    """The episodes that ended in one step of all environments, and the scores so far."""
+
+    ended: jax.Array
+    score: jax.Array
+
+
+def init(training: Training, config: AgentConfig, game: Game, key: jax.Array) -> State:
+    """Reset the environments, and initialise the agent and its replay buffer."""
+    key, weights, world = jax.random.split(key, 3)
+    world, seen = game.reset(world, training.environments)
+    slots = training.steps // training.environments + 1
+    memory = replay.init(training.environments, slots, game.shape, seen.observation.dtype)
+    agent = learner.init(config, network_for(game), weights)
+    return State(agent, memory, world, seen, jnp.zeros(training.environments), key)
+
+
+def advance(
+    training: Training, config: AgentConfig, game: Game, scale: jax.Array, state: State
+) -> tuple[State, Progress]:
+    """Take a step in every environment and the updates due, with rewards multiplied by `scale`."""
+    network, schedule = network_for(game), training.schedule
+    key, acting, moving, learning = jax.random.split(state.key, 4)
+    seen = state.seen._replace(reward=scale * state.seen.reward)
+    steps = state.replay.written.sum()
+    epsilon = schedule.epsilon_at(steps)
+    memory, action = observe(network, state.learner.params, state.replay, seen, epsilon, acting, 1)
+    updates = schedule.updates_due(0, training.environments)
+    learned, _ = learn(
+        config, network, state.learner, memory, learning, updates, 1, schedule.updates_per_copy
+    )
+    agent = jax.tree.map(partial(jnp.where, steps > schedule.warm_up), learned, state.learner)
+    world, new = game.step(state.world, action, moving)
+    scores = jnp.where(new.first, 0.0, state.scores) + new.reward
+    return State(agent, memory, world, new, scores, key), Progress(new.last, scores)
+
+
+def network_for(game: Game) -> MLP:
+    """Return the network for a small game."""
+    return MLP(math.prod(game.shape), game.actions)

@@ -1,0 +1,122 @@
+"""The manifest of a run: its settings, versions, device, commit, times, and the results to show.
+
+Manifests carry `"format": 2`. Those of the first release have no format. They are read, with the names of
+their settings translated, but such runs are not resumed.
+"""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from popart.lab.checks import LabError
+from popart.lab.files import write_atomically
+from popart.lab.machine import cores
+
+MANIFEST = "manifest.json"
+FORMAT = 2
+PACKAGES = ("popart-learn", "numpy", "jax", "matplotlib", "ale-py")
+NEEDED = {"experiment", "title", "settings", "command", "versions", "started", "resumed", "finished"}
+
+RENAMED_SETTINGS = {
+    "step_size": "learning_rate",
+    "start": "initial_weights",
+    "replay": "replay_size",
+    "undo_wraps": "undo_overflow",
+}
+"""Settings of the first release, and their names today."""
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a run, with the names of today; its format is 1 for the first release."""
+    manifest = _translated(_load(folder))
+    missing = NEEDED - set(manifest)
+    if missing:
+        raise _damaged(folder, f"it lacks {', '.join(sorted(missing))}")
+    if manifest["format"] > FORMAT:
+        raise LabError(f"{folder} was written by a newer version of popart-learn; install that version")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest of a run as JSON for people and programs."""
+    content = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(folder / MANIFEST, content.encode())
+
+
+def update_manifest(folder: Path, **changes: Any) -> None:
+    """Change entries of a manifest and leave the rest as it was written, whatever its format."""
+    write_manifest(folder, _load(folder) | changes)
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LabError(f"{folder} is not a run folder: {path.name}: {error.strerror}") from error
+    except ValueError as error:
+        raise _damaged(folder, str(error)) from error
+    if not isinstance(manifest, dict):
+        raise _damaged(folder, "it is not a JSON object")
+    return manifest
+
+
+def _damaged(folder: Path, reason: str) -> LabError:
+    return LabError(
+        f"{folder / MANIFEST} is damaged ({reason}); repair it, or move {folder} away and run again"
+    )
+
+
+def _translated(manifest: dict[str, Any]) -> dict[str, Any]:
+    if "format" in manifest:
+        return manifest
+    today = {"continued": "resumed"}
+    manifest = {today.get(name, name): value for name, value in manifest.items()} | {"format": 1}
+    settings = manifest.get("settings", {})
+    manifest["settings"] = {RENAMED_SETTINGS.get(name, name): value for name, value in settings.items()}
+    return manifest
+
+
+def now() -> str:
+    """Return the time in UTC, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that matter."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
+
+
+def device() -> str:
+    """Describe the machine: its GPU or CPU, cores, architecture and operating system."""
+    import jax
+
+    first = jax.devices()[0]
+    name = "CPU" if first.platform == "cpu" else first.device_kind
+    return f"{name}; {cores()} cores, {platform.machine()}, {platform.system()}"
+
+
+def commit() -> str | None:
+    """Return the commit of the source and whether files were changed; None outside of a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        tracked = subprocess.run(
+            [*git, "ls-files", "--error-unmatch", __file__], capture_output=True, check=False
+        )
+        if tracked.returncode:
+            return None
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + (" and changes" if changed.stdout else "")

@@ -1,0 +1,1 @@
+"""Trained agents at play: evaluations by the paper's protocol, and videos."""

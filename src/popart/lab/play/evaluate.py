@@ -1,0 +1,61 @@
+"""`popart evaluate`: the paper's protocol."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from popart.lab.envs.atari import EPISODE_FRAMES
+from popart.lab.envs.games import title
+from popart.lab.envs.timestep import derived_seed
+from popart.lab.machine import use_device
+from popart.lab.play.config import Evaluate
+from popart.lab.progress import progress
+from popart.lab.runs import Run, command_line
+from popart.lab.train.config import flat
+from popart.lab.train.episodes import Player, first_episodes
+from popart.lab.train.games import environments
+from popart.lab.train.loading import Trained, load
+
+GROUP = 10
+"""Environments that play until the last of them is done: one episode may take a hundred times as long."""
+
+
+def run(command: Evaluate) -> Path:
+    use_device(command.device)
+    trained = load(command.run_folder, command.which)
+    agent = trained.settings.agent.agent
+    heading = f"{title(trained.settings.game)}: {agent}, evaluated after {trained.frames:,} frames"
+    protocol = f"{command.episodes}-{command.epsilon:g}-{command.seed}"
+    out = command.run_folder / f"evaluation-{trained.which}-{trained.frames}-{protocol}"
+    about = {"game": trained.settings.game, "agent": agent, "frames": trained.frames}
+    settings = flat(command) | about | {"run_folder": str(command.run_folder), "out": out}
+    free = ("run_folder", "which", "threads", "device")
+    with Run("evaluate", heading, settings, free, command_line("evaluate", command)) as run:
+        if not run.finished:
+            scores, overflows = _play(command, trained)
+            if overflows:
+                print(f"{overflows} rewards are wrong: a score overflowed; --undo-overflow corrects them")
+            run.write_table("episodes", [{"episode": i, "score": x} for i, x in enumerate(scores)])
+            run.finish()
+    return run.folder
+
+
+def _play(command: Evaluate, trained: Trained) -> tuple[list[float], int]:
+    """Return the scores of episodes, and the number of score overflows."""
+    number, policy, players = command.episodes, None, list[Player]()
+    options: dict[str, Any] = {"episode_frames": EPISODE_FRAMES} if trained.settings.is_atari else {}
+    size = GROUP if trained.settings.is_atari else number
+    with progress("starting", number, "environments") as advance:
+        for i, first in enumerate(range(0, number, size)):
+            several = min(size, number - first)
+            games = environments(trained.settings, several, command.threads, training=False, **options)
+            network = trained.network(games)
+            policy = policy or trained.policy(network)  # at once, before a run in progress replaces it
+            players.append(Player(network, games, policy, command.epsilon, derived_seed(command.seed, i)))
+            advance(several)
+    with progress("evaluate", command.episodes, "episodes") as advance:
+        scores = first_episodes(players, advance) or []
+    for player in players:
+        player.environments.close()
+    return np.array(scores).tolist(), sum(player.environments.overflows for player in players)

@@ -1,0 +1,37 @@
+"""`popart plot`: the figures and findings of finished runs again, from their tables."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from popart.lab.checks import LabError
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Redraw the figures and findings of finished runs from their tables. Nothing is run again."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folders."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs is empty; give at least one run folder")
+
+    def run(self) -> tuple[Path, ...]:
+        for folder in self.runs:
+            redraw(folder)
+        return self.runs
+
+
+def redraw(folder: Path) -> None:
+    """Analyse the tables of a finished run again."""
+    from popart.lab.analysis import analyse
+    from popart.lab.manifest import read_manifest, update_manifest
+
+    manifest = read_manifest(folder)
+    if manifest["finished"] is None:
+        raise LabError(f"{folder} is not finished; finish it first with: {manifest['command']}")
+    update_manifest(folder, **analyse(folder).results())

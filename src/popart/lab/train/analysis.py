@@ -1,0 +1,65 @@
+"""Figures and findings of a training run, from its tables."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from popart.lab.analysis import Page
+from popart.lab.envs.games import published
+from popart.lab.figures import AGENT_COLOURS, INK, letter, styled, subplots
+
+CAPTION = """Left: mean score of the last 100 episodes of training (line), and evaluations with 32 episodes
+(dots). Middle: scale and shift of Pop-Art's normalisation. Right: gradient norms, median and the 5th to 95th
+percentiles."""
+
+
+def analyse(page: Page) -> None:
+    rows, evaluations = page.needed_table("metrics"), page.table("evaluations")
+    columns = {name: np.array([float(r[name] or "nan") for r in rows]) for name in rows[0]}
+    scored = [(float(r["frames"]), float(r["score"])) for r in evaluations]
+    page.figure("curves", "Learning curves", CAPTION, _figure(page.settings["agent"], columns, scored))
+    page.show_table(
+        "result", "Score", "Of this run, beside the published scores.", _result(page, columns, scored)
+    )
+    if evaluations:
+        page.show_table("evaluations", "Evaluations", "Mean score of 32 episodes.")
+
+
+def _result(
+    page: Page, columns: dict[str, np.ndarray], evaluations: list[tuple[float, float]]
+) -> list[dict[str, str]]:
+    frames = columns["frames"][-1]
+    scores = [(f"last 100 episodes of training, {frames:,.0f} frames", columns["score_100"][-1])]
+    if evaluations:
+        at, best = max(evaluations, key=lambda each: each[1])
+        scores.append((f"best evaluation, {at:,.0f} frames", best))
+    if paper := published(page.settings["game"]):
+        scores += [("random play (paper)", paper.random), ("human (paper)", paper.human)]
+        scores += [("Double DQN, 200M frames (paper)", paper.double_dqn)]
+        scores += [("Double DQN with Pop-Art, 200M frames (paper)", paper.popart)]
+    return [{"score of": who, "points": f"{score:.1f}"} for who, score in scores]
+
+
+@styled
+def _figure(agent: str, columns: dict[str, np.ndarray], evaluations: list[tuple[float, float]]) -> Figure:
+    figure, (score, units, norms) = subplots(1, 3, height=2.2, sharex=True)
+    frames, colour = columns["frames"], AGENT_COLOURS[agent]
+    unit, name = (1e6, "million frames") if frames[-1] >= 1e6 else (1e3, "thousand frames")
+    x = frames / unit
+    score.plot(x, columns["score_100"], color=colour)
+    for at, value in evaluations:
+        score.plot(at / unit, value, "o", color=INK, markersize=3)
+    score.set(ylabel="score (points)")
+    units.plot(x, columns["scale"], color=colour, label="scale σ")
+    units.plot(x, columns["shift"], color=colour, linestyle="--", label="shift μ")
+    units.set(ylabel="units of reward")
+    units.legend()
+    norms.fill_between(
+        x, columns["gradient_norm_5"], columns["gradient_norm_95"], color=colour, alpha=0.25, linewidth=0
+    )
+    norms.plot(x, columns["gradient_norm"], color=colour)
+    norms.set(yscale="log", ylabel="gradient norm")
+    for axes, heading in ((score, "Score"), (units, "Normalisation"), (norms, "Gradients")):
+        axes.set(xlabel=name)
+        axes.grid()
+        letter(axes, heading)
+    return figure

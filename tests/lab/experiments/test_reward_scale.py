@@ -1,0 +1,121 @@
+"""`popart scale`: agents learn small games with rewards of any scale, or do not."""
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from popart.lab.cli import main
+from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
+from popart.lab.envs.small import Game
+from popart.lab.experiments.reward_scale.run import train
+from popart.lab.experiments.reward_scale.training import Training, advance, init
+from popart.lab.files import read_table
+from popart.lab.manifest import read_manifest
+from popart.lab.plot import redraw
+from tests.lab.processes import started
+
+SCALES, STEPS = [1e-8, 1.0, 1e8], 16_000
+SMALL = ["--scales", *map(str, SCALES), "--seeds", "1", "--steps", str(STEPS)]
+RESULTS = Path(__file__).parents[3] / "results" / "lab" / "scale"
+
+compiled_once = pytest.mark.xdist_group("scale")
+"""Tests that share programs which take long to compile."""
+
+
+@pytest.mark.parametrize("game", ["Catch-bsuite", "CartPole-v1"])
+def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: str) -> None:
+    training = Training(steps=2400, schedule=replace(SMALL_SCHEDULE, warm_up=200, exploration=1200))
+    config = replace(AgentConfig("popart"), **SMALL_AGENT)
+
+    @jax.jit
+    def run(scale: jax.Array) -> Any:
+        state = init(training, config, Game(game), jax.random.key(5))
+
+        def step(state: Any, _: None) -> tuple[Any, None]:
+            return advance(training, config, Game(game), scale, state)[0], None
+
+        return jax.lax.scan(step, state, None, training.steps // training.environments)[0]
+
+    one = run(jnp.float32(1))
+    assert one.learner.updates > 300
+    first = config.art.affine(one.learner.statistics)
+    for k in (-40, 40):
+        other = run(jnp.float32(2.0**k))
+        np.testing.assert_array_equal(one.replay.action, other.replay.action)
+        np.testing.assert_array_equal(one.replay.observation, other.replay.observation)
+        jax.tree.map(np.testing.assert_array_equal, one.learner.params, other.learner.params)
+        second = config.art.affine(other.learner.statistics)
+        np.testing.assert_array_equal(2.0**k * first.scale, second.scale)
+
+
+@compiled_once
+def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
+    scales, seeds = jnp.array(SCALES), jnp.arange(1)
+    popart, plain = (
+        np.asarray(train(agent, "Catch-bsuite", STEPS, scales, seeds)).mean(1)
+        for agent in ("popart", "unclipped")
+    )
+    assert (popart > 0.7).all()
+    assert plain[1] > 0.7
+    assert plain[0] < 0
+    assert plain[2] < 0
+
+
+@compiled_once
+def test_a_killed_run_is_resumed_to_the_same_table(tmp_path: Path) -> None:
+    """On one core, so that one of the two agents is done before the other."""
+    arguments = ["scale", "--games", "catch", "--agents", "popart", "unclipped", *SMALL]
+    out, whole, said = tmp_path / "killed", tmp_path / "whole", tmp_path / "said"
+    with started([*arguments, "--out", str(out)], said, cores=1) as process:
+        while process.is_alive() and not (out / "returns.csv").exists():
+            time.sleep(0.01)
+    assert len(read_table(out / "returns.csv")) == 3
+    for folder in (out, whole):
+        with started([*arguments, "--out", str(folder)], said, cores=1) as process:
+            process.join()
+            assert process.exitcode == 0, said.read_text("utf-8")
+    assert (out / "returns.csv").read_bytes() == (whole / "returns.csv").read_bytes()
+    assert len(read_table(out / "returns.csv")) == 6
+    manifest = read_manifest(out)
+    assert len(manifest["resumed"]) == 1
+    assert [shown["name"] for shown in manifest["shown"]] == ["scale", "returns"]
+    assert (out / "scale.svg").exists()
+
+
+def test_the_results_say_that_popart_learns_every_game_at_every_scale(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS, tmp_path / "run")
+    redraw(tmp_path / "run")
+    assert [finding["agrees"] for finding in read_manifest(tmp_path / "run")["findings"]] == [True] * 4
+
+
+def test_in_the_results_clipping_hurts_only_at_small_scales() -> None:
+    rows = [row for row in read_table(RESULTS / "returns.csv") if row["game"] == "catch"]
+    clipped = [(float(row["scale"]), float(row["return"])) for row in rows if row["agent"] == "clipped"]
+    assert all(found < 0 for scale, found in clipped if scale < 1e-5)
+    assert all(found > 0.7 for scale, found in clipped if scale >= 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--games", "pong"], ["games has 'pong'", "cartpole, catch, breakout, space_invaders"]),
+        (["--agents", "popat"], ["did you mean 'popart'?"]),
+        (["--scales", "0"], ["scales has 0.0"]),
+        (["--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
+        (["--steps", "10"], ["steps is 10; it must be 2000 or more"]),
+    ],
+)
+def test_wrong_settings_are_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["scale", *arguments])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert all(word in said for word in words)

@@ -1,0 +1,115 @@
+"""`popart evaluate`: the score of a trained agent, beside the published ones."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from popart.lab.cli import main
+from popart.lab.files import read_table
+from popart.lab.manifest import read_manifest
+from popart.lab.play.config import Evaluate
+from popart.lab.train.episodes import Player
+from popart.lab.train.storage import Checkpoints
+
+
+@pytest.mark.xdist_group("catch")
+def test_an_evaluation_has_the_score_of_each_episode_and_their_mean(
+    catch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["evaluate", str(catch), "--episodes", "50", "--device", "cpu"])
+    said = capsys.readouterr().out
+    out = Path(said.strip().splitlines()[-1])
+    assert out.parent == catch
+    manifest = read_manifest(out)
+    assert manifest["command"] == f"popart evaluate {catch} --device cpu --episodes 50"
+    assert (manifest["settings"]["game"], manifest["settings"]["agent"]) == ("catch", "popart")
+    scores = [float(row["score"]) for row in read_table(out / "episodes.csv")]
+    (summary,) = read_table(out / "summary.csv")
+    assert len(scores) == 50
+    assert float(summary["score"]) == pytest.approx(np.mean(scores), abs=0.05)
+    assert float(summary["score"]) > 0.5
+    assert summary["who"] in said
+    assert (out / "scores.svg").exists()
+
+
+@pytest.mark.xdist_group("catch")
+def test_a_finished_evaluation_is_not_repeated(
+    catch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(catch, tmp_path / "run")
+    words = ["evaluate", str(run), "--episodes", "5", "--device", "cpu"]
+    main(words)
+    first = capsys.readouterr().out
+    monkeypatch.setattr(Player, "step", None)
+    main(words)
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.xdist_group("catch")
+def test_the_best_agent_is_evaluated_unless_the_last_one_is_wanted(catch: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(catch, tmp_path / "run")
+    store = Checkpoints(run / "checkpoints" / "best")
+    frames = store.notes()["frames"]
+    store.close()
+    best, last = (Evaluate(run, which, episodes=5, device="cpu").run() for which in ("best", "last"))
+    assert best.name == f"evaluation-best-{frames}-5-0.01-0"
+    assert read_manifest(best)["settings"]["frames"] == frames
+    assert last.name == f"evaluation-last-{read_table(run / 'metrics.csv')[-1]['frames']}-5-0.01-0"
+
+
+@pytest.mark.xdist_group("atari")
+def test_published_scores_are_beside_that_of_an_atari_game(
+    asterix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(asterix, tmp_path / "run")
+    main(["evaluate", str(run), "--episodes", "4", "--epsilon", "1", "--device", "cpu"])
+    said = capsys.readouterr().out
+    rows = read_table(Path(said.strip().splitlines()[-1]) / "summary.csv")
+    assert [row["score"] for row in rows[1:]] == ["210.0", "8503.3", "17356.5", "18919.5"]
+    assert [row["normalized"] for row in rows[1:3]] == ["0.0", "100.0"]
+    printed = [line.split() for line in said.splitlines()]
+    assert ["random", "(paper)", "210.0", "0.0"] in printed
+    assert ["human", "(paper)", "8503.3", "100.0"] in printed
+    assert 0 < float(rows[0]["score"]) < 1500  # random play
+
+
+@pytest.mark.xdist_group("catch")
+@pytest.mark.parametrize("command", ["evaluate", "watch"])
+def test_a_folder_that_is_not_a_training_run_is_named(
+    catch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for folder in (tmp_path, catch / "checkpoints"):
+        with pytest.raises(SystemExit):
+            main([command, str(folder), "--device", "cpu"])
+        assert f"{folder} is not a run folder" in capsys.readouterr().err
+    evaluation = Evaluate(catch, episodes=2, device="cpu").run()
+    with pytest.raises(SystemExit):
+        main([command, str(evaluation), "--device", "cpu"])
+    assert "is a run of 'evaluate', not of 'train'" in capsys.readouterr().err
+
+
+@pytest.mark.xdist_group("catch")
+def test_a_run_without_a_checkpoint_is_named(
+    catch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(catch, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(run), "--device", "cpu"])
+    assert "has no checkpoint yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"episodes": 0}, "episodes is 0; it must be 1 or more"),
+        ({"threads": 0}, "threads is 0; it must be 1 or more"),
+        ({"epsilon": -0.1}, "epsilon is -0.1; it must be between 0 and 1"),
+        ({"seed": 2**32}, "seed is 4294967296; it must be from 0 to 4294967295"),
+    ],
+)
+def test_a_wrong_option_is_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Evaluate(Path("run"), **arguments)
