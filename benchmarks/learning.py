@@ -16,10 +16,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from popart.lab.atari.games import Score, scores
-from popart.lab.figures import INK, images, letter, styled, subplots
-from popart.lab.runs import read_manifest, read_table
-from popart.lab.train.curves import COLOUR
+from popart.lab.envs.games import Score, scores
+from popart.lab.figures import AGENT_COLOURS, INK, images, letter, styled, subplots
+from popart.lab.files import read_table
+from popart.lab.manifest import read_manifest
 
 Kind = tuple[str, str]
 """The agent, and the type of its convolutions."""
@@ -31,13 +31,13 @@ def panel(axes: Axes, paper: Score, runs: dict[Kind, Path]) -> None:
         rows = read_table(folder / "metrics.csv")
         frames, score = (np.array([float(r[k] or "nan") for r in rows]) for k in ("frames", "score_100"))
         label, alpha = (agent, 1.0) if dtype == "float32" else (f"{agent}, {dtype}", 0.45)
-        axes.plot(frames / 1e6, score, color=COLOUR[agent], alpha=alpha, label=label)
+        axes.plot(frames / 1e6, score, color=AGENT_COLOURS[agent], alpha=alpha, label=label)
         best = max(best, np.nanmax(score))
         for found in folder.glob("evaluation-*/summary.csv"):
             mine, evaluated = read_table(found)[0], int(found.parent.name.split("-")[2])
             mean, error = float(mine["score"]), float(mine["standard_error"])
             axes.errorbar(
-                evaluated / 1e6, mean, error, fmt="o", markersize=3, color=COLOUR[agent], alpha=alpha
+                evaluated / 1e6, mean, error, fmt="o", markersize=3, color=AGENT_COLOURS[agent], alpha=alpha
             )
     for name, score in (("random", paper.random), ("human", paper.human)):
         if score <= best:

@@ -25,10 +25,10 @@ import torch
 from rich.progress import track
 
 from benchmarks.tables import publish
+from popart.lab.experiments.regression.methods import METHODS
+from popart.lab.experiments.regression.sweep import Data, Setting, learn
+from popart.lab.experiments.regression.task import SIZES, digits, stack
 from popart.lab.machine import cores
-from popart.lab.regression.methods import METHODS
-from popart.lab.regression.sweep import Data, Setting, learn
-from popart.lab.regression.task import SIZES, digits, stack
 
 with warnings.catch_warnings(action="ignore"):
     import rlax
