@@ -1,7 +1,6 @@
 """`popart plot` redraws finished runs from their tables, and every command prints its findings."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from popart.lab.cli import main
 from popart.lab.experiments.atari_scores import analysis
 from popart.lab.files import read_table
-from popart.lab.findings import print_findings, print_results
+from popart.lab.findings import print_findings
 from popart.lab.manifest import read_manifest
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -98,11 +97,3 @@ def test_findings_are_a_table_with_the_paper_beside(capsys: pytest.CaptureFixtur
     assert "\x1b" not in said
     for row in read_table(RESULTS / "lab" / "regression" / "chosen.csv"):
         assert row["area"] in said
-
-
-def test_of_several_runs_the_first_result_of_each_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    folders = ("histograms", "norms", "paper", "regression", "scale")
-    print_results([RESULTS / "lab" / folder for folder in folders])
-    lines = capsys.readouterr().out.splitlines()
-    for folder in folders:
-        assert any(f" {folder} " in line for line in lines), os.linesep.join(lines)

@@ -38,23 +38,11 @@ def print_findings(folder: Path) -> None:
     print_table(f"{manifest['title']}: findings", findings)
 
 
-def print_results(folders: Sequence[Path]) -> None:
-    """Print the first result of each of several runs."""
-    print_table(f"{len(folders)} runs", [_summary(folder) for folder in folders])
-
-
 def _first_table(folder: Path, manifest: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:
     for shown in manifest.get("shown", []):
         if shown["kind"] == "table":
             return shown["heading"], read_table(folder / f"{shown['name']}.csv")
     return "", []
-
-
-def _summary(folder: Path) -> dict[str, str]:
-    manifest = read_manifest(folder)
-    _, rows = _first_table(folder, manifest)
-    result = ", ".join(rows[0].values()) if rows else ""
-    return {"run": manifest["title"], "folder": folder.name, "result": result}
 
 
 def short(text: str) -> str:

@@ -1,5 +1,7 @@
 """Figures and findings of a training run, from its tables."""
 
+from pathlib import Path
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -22,6 +24,23 @@ def analyse(page: Page) -> None:
     )
     if evaluations:
         page.show_table("evaluations", "Evaluations", "Mean score of 32 episodes.")
+
+
+def outcome(folder: Path) -> dict[str, str]:
+    """Return the result of a run in one row, for a table of several."""
+    page = Page(folder)
+    last, evaluations = page.needed_table("metrics")[-1], page.table("evaluations")
+    best = max((float(row["score"]) for row in evaluations), default=None)
+    paper = published(page.settings["game"])
+    theirs = (paper.random, paper.human, paper.double_dqn, paper.popart) if paper else (None,) * 4
+    names = ("random", "human", "Double DQN*", "Pop-Art*")
+    return {
+        "run": folder.name,
+        "frames": f"{int(last['frames']):,}",
+        "score": f"{float(last['score_100']):,.1f}" if last["score_100"] else "",
+        "best evaluation": "" if best is None else f"{best:,.1f}",
+        **{name: "" if x is None else f"{x:,.1f}" for name, x in zip(names, theirs, strict=True)},
+    }
 
 
 def _result(

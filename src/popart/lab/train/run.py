@@ -7,11 +7,12 @@ from pathlib import Path
 
 from popart.lab.checks import LabError
 from popart.lab.envs.games import title
-from popart.lab.findings import print_results
+from popart.lab.findings import print_table
 from popart.lab.machine import stopping, use_device
 from popart.lab.progress import progress
 from popart.lab.runs import Run, command_line
 from popart.lab.train import plan
+from popart.lab.train.analysis import outcome
 from popart.lab.train.checkpoints import CheckpointTracker
 from popart.lab.train.config import Member, Train, flat
 from popart.lab.train.evaluation import EvaluationTracker
@@ -21,6 +22,8 @@ from popart.lab.train.loop import Loop
 from popart.lab.train.metrics import MetricsTracker
 from popart.lab.train.progress import ProgressTracker
 from popart.lab.train.tracker import Tracker
+
+TABLE = "Score: mean of the last 100 episodes. *: published, after 200 million frames"
 
 AGENTS = {"clipped": "Double DQN, clipped", "unclipped": "Double DQN, unclipped", "popart": "Pop-Art"}
 
@@ -37,7 +40,9 @@ def run(command: Train) -> Path:
         name = fleet[0].name if len(members) == 1 else f"fleet {i + 1} of {len(planned)}"
         failures |= train(fleet, name, command_line("train", command))
     if len(members) > 1:
-        print_results([member.out for member in members if member.name not in failures])
+        rows = [outcome(member.out) for member in members if member.name not in failures]
+        known = [name for name in (rows or [{}])[0] if any(row[name] for row in rows)]
+        print_table(TABLE, [{name: row[name] for name in known} for row in rows])
     if failures:
         raise LabError(
             f"{len(failures)} of {len(members)} runs failed; the same command retries them from their last "
