@@ -1,4 +1,4 @@
-"""What this machine has, and how to keep all of it busy."""
+"""Cores, memory and devices of this machine, threads on it, and signals that stop a command."""
 
 import os
 import signal
@@ -19,14 +19,14 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def as_done(f: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-    """Each item with f of it, as they are done, a thread per core: XLA lets go of Python while it computes.
+    """Yield each item with f of it, in the order in which they are done, with one thread per core.
 
-    Whoever stops early does not wait for what has begun.
+    XLA releases Python's lock while it computes. A caller that stops early does not wait for the rest.
     """
     pool = ThreadPoolExecutor(cores())
     try:
@@ -82,7 +82,7 @@ def use_device(device: str) -> None:
 
 
 def free_on_device() -> int | None:
-    """Bytes that arrays may still take on the GPU; None if they are in the machine's memory."""
+    """Return the free bytes of the GPU's memory; None if arrays are in the machine's memory."""
     import jax
 
     device = jax.devices()[0]
@@ -91,7 +91,7 @@ def free_on_device() -> int | None:
 
 
 def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that may still be taken of the machine's memory, or of a container's."""
+    """Return the free bytes of the memory of the machine, or of its container."""
     available = psutil.virtual_memory().available
     try:
         most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
@@ -104,7 +104,7 @@ def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """Ctrl-C, or a polite end by the system, is heard between two steps; a second Ctrl-C at once."""
+    """Yield an event that Ctrl-C or SIGTERM sets; a second one interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -13,7 +13,11 @@ from popart.lab.checks import LabError
 class Plot:
     """Redraw the figures and findings of finished runs from their tables. Nothing is run again."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    runs: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)"),
+    ]
     """Run folders."""
 
     def __post_init__(self) -> None:

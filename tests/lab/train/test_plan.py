@@ -181,7 +181,7 @@ def test_a_plan_is_shown_before_several_members_train_and_none_for_one(
         return {}
 
     monkeypatch.setattr(run, "train", train)
-    monkeypatch.setattr(run, "print_results", list)
+    monkeypatch.setattr(run, "outcome", lambda folder: {"run": folder.name})
     command = Train.of(game="catch", device="cpu", out=Path("folder"))
     assert command.run() == Path("folder")
     assert command.changed(seed=(0, 1), agent="all").run() == Path("folder")
@@ -201,7 +201,7 @@ def test_failed_members_are_named_when_all_fleets_have_trained_and_the_results_a
         return {one.name: "it diverged" for one in members if one.agent.clips}
 
     monkeypatch.setattr(run, "train", train)
-    monkeypatch.setattr(run, "print_results", results.extend)
+    monkeypatch.setattr(run, "outcome", lambda folder: results.append(folder) or {"run": folder.name})
     words = r"1 of 3 runs failed; .* retries them .*: catch-clipped-0: it diverged$"
     with pytest.raises(LabError, match=words):
         Train.of(game="catch", agent="all", device="cpu").run()

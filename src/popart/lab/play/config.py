@@ -40,7 +40,9 @@ class Evaluate(_Trained):
     episodes: int = 100
     """Number of episodes. All are played at once, each in an environment of its own."""
 
-    threads: Annotated[int | None, tyro.conf.arg(help_behavior_hint="(default: one per core)")] = None
+    threads: Annotated[
+        int | None, tyro.conf.arg(help_behavior_hint="(default: one per core)", metavar="INT")
+    ] = None
     """Number of threads that emulate."""
 
     def __post_init__(self) -> None:
@@ -62,7 +64,9 @@ class Watch(_Trained):
     frames: int = 108_000
     """Longest video in game frames; the default is the longest possible episode, 30 minutes."""
 
-    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: RUN/watch.mp4)")] = None
+    out: Annotated[
+        Path | None, tyro.conf.arg(help_behavior_hint="(default: RUN/watch.mp4)", metavar="PATH")
+    ] = None
     """Path of the video; an existing one is replaced."""
 
     def __post_init__(self) -> None:

@@ -40,8 +40,8 @@ ENVIRONMENTS = 1024
 """Environments of all games together, by default, but at most 512 and at least 8 of each."""
 
 
-def _default(text: str) -> Any:
-    return tyro.conf.arg(help_behavior_hint=f"(default: {text})")
+def _default(kind: str, text: str) -> Any:
+    return tyro.conf.arg(help_behavior_hint=f"(default: {text})", metavar=kind)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EnvironmentOptions:
     """How games are played."""
 
     num_envs: Annotated[
-        int | None, _default("512; fewer for several games, 16 for all; 8 for a small game")
+        int | None, _default("INT", "512; fewer for several games, 16 for all; 8 for a small game")
     ] = None
     """Environments of each member that play at the same time, on Atari in four groups that take turns. 1
     follows the paper's sequence step by step."""
@@ -73,14 +73,14 @@ class AgentOptions:
 
     learning_rate: Annotated[
         float | None,
-        _default("RMSProp 2.5e-4 for clipped, otherwise 1e-4; Adam 6.25e-5; 1e-3 for a small game"),
+        _default("FLOAT", "RMSProp 2.5e-4 for clipped, otherwise 1e-4; Adam 6.25e-5; 1e-3 for a small game"),
     ] = None
     """Learning rate α of the network."""
 
     initial_weights: Literal["dqn", "he"] = "dqn"
     """Initialisation of the network: DQN's, or that of He et al., which learns sooner."""
 
-    beta: Annotated[float | None, _default("1e-4; 1e-3 for a small game")] = None
+    beta: Annotated[float | None, _default("FLOAT", "1e-4; 1e-3 for a small game")] = None
     """Step size β of Pop-Art's statistics."""
 
     discount: float = 0.99
@@ -94,19 +94,19 @@ class AgentOptions:
 class ScheduleOptions:
     """When to explore and to learn, in agent steps."""
 
-    replay_size: Annotated[int | None, _default("1,000,000; 50,000 for a small game")] = None
+    replay_size: Annotated[int | None, _default("INT", "1,000,000; 50,000 for a small game")] = None
     """Observations in the replay buffer of each member. A million takes 7.1 GB on Atari."""
 
-    warm_up: Annotated[int | None, _default("50,000; 1000 for a small game")] = None
+    warm_up: Annotated[int | None, _default("INT", "50,000; 1000 for a small game")] = None
     """Steps with random actions before the first update."""
 
-    exploration: Annotated[int | None, _default("1,000,000; 10,000 for a small game")] = None
+    exploration: Annotated[int | None, _default("INT", "1,000,000; 10,000 for a small game")] = None
     """Steps in which ε falls from 1 to its final value."""
 
-    epsilon: Annotated[float | None, _default("0.01; 0.05 for a small game")] = None
+    epsilon: Annotated[float | None, _default("FLOAT", "0.01; 0.05 for a small game")] = None
     """Final probability of a random action."""
 
-    copy_every: Annotated[int | None, _default("30,000; 400 for a small game")] = None
+    copy_every: Annotated[int | None, _default("INT", "30,000; 400 for a small game")] = None
     """Steps between two copies of the network to the target network."""
 
 
@@ -114,10 +114,10 @@ class ScheduleOptions:
 class RecordOptions:
     """What is written, and how often."""
 
-    evaluate_every: Annotated[int | None, _default("10,000,000; 10,000 for a small game")] = None
+    evaluate_every: Annotated[int | None, _default("INT", "10,000,000; 10,000 for a small game")] = None
     """Frames between two evaluations; the best agent is saved. 0 disables them."""
 
-    log_every: Annotated[int | None, _default("20,000; 1000 for a small game")] = None
+    log_every: Annotated[int | None, _default("INT", "20,000; 1000 for a small game")] = None
     """Frames between two rows of metrics.csv."""
 
     checkpoint_every: float = 300.0
@@ -149,7 +149,7 @@ class Train:
     seed: tuple[int, ...] = (0,)
     """One or more random seeds."""
 
-    frames: Annotated[int | None, _default("200,000,000; 50,000 for a small game")] = None
+    frames: Annotated[int | None, _default("INT", "200,000,000; 50,000 for a small game")] = None
     """Game frames for each member; on Atari an agent step takes four."""
 
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
@@ -157,13 +157,13 @@ class Train:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     record: RecordOptions = field(default_factory=RecordOptions)
 
-    threads: Annotated[int | None, _default("all")] = None
+    threads: Annotated[int | None, _default("INT", "all")] = None
     """Number of cores used for emulation."""
 
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """Device that computes; auto: a GPU if there is one."""
 
-    out: Annotated[Path | None, _default("runs/GAME-AGENT-SEED")] = None
+    out: Annotated[Path | None, _default("PATH", "runs/GAME-AGENT-SEED")] = None
     """Run folder. Of several members: the folder that holds the run folders."""
 
     @classmethod
