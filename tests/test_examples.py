@@ -42,7 +42,11 @@ CARTPOLE = {
 
 
 @pytest.mark.parametrize(
-    "framework", ["torch", pytest.param("jax", marks=pytest.mark.xdist_group("cartpole_jax"))]
+    "framework",
+    [
+        pytest.param("torch", marks=pytest.mark.slow),
+        pytest.param("jax", marks=pytest.mark.xdist_group("cartpole_jax")),
+    ],
 )
 def test_cartpole_with_rewards_times_ten_thousand_is_solved_with_pop_art_alone(framework: str) -> None:
     plain, pop_art = returns(*CARTPOLE[framework])
@@ -57,6 +61,7 @@ def test_cartpole_with_rewards_as_they_are_is_solved_by_both_with_these_settings
     assert pop_art >= 400
 
 
+@pytest.mark.slow
 def test_cartpole_with_rewards_as_they_are_is_solved_with_these_settings_in_pytorch() -> None:
     (pop_art,) = returns(*CARTPOLE["torch"], "--reward-scale", "1", "--head", "popart")
     assert pop_art >= 400

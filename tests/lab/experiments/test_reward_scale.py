@@ -68,6 +68,7 @@ def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
     assert plain[2] < 0
 
 
+@pytest.mark.slow
 @compiled_once
 def test_a_killed_run_is_resumed_to_the_same_table(tmp_path: Path) -> None:
     """On one core, so that one of the two agents is done before the other."""
