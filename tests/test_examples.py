@@ -73,6 +73,7 @@ def test_a_stream_that_grows_a_millionfold_is_learned_with_pop_art_alone() -> No
     assert max(numbers(pop_art)) < 0.15
 
 
+@pytest.mark.slow
 def test_tasks_of_all_sizes_are_learned_with_statistics_per_task(tmp_path: Path) -> None:
     _, linear, shared, per_task, _ = run(
         "examples/multitask.py", str(tmp_path), "--steps", "1000"
@@ -83,6 +84,7 @@ def test_tasks_of_all_sizes_are_learned_with_statistics_per_task(tmp_path: Path)
     assert (tmp_path / "multitask.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_two_processes_are_as_one() -> None:
     _, *rows = run("examples/ddp.py").splitlines()
     for row in rows:
@@ -91,6 +93,7 @@ def test_two_processes_are_as_one() -> None:
         assert off < 1e-4
 
 
+@pytest.mark.slow
 def test_deep_pop_art_matters(tmp_path: Path) -> None:
     """Below a soft-max for any temperature or large loss; and both of two losses."""
     run("examples/deep.py", str(tmp_path))
