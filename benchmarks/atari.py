@@ -10,7 +10,7 @@ All in one process, one after the other, by the clock on the wall. On a GPU, whe
 hardware of their own, the limit is the slower of the two; on a CPU they share it, and the limit is what both
 allow one after the other.
 
-    python -m benchmarks.atari --game all --num-envs 16 --replay-size 100000 --warm-up 3000 \
+    python -m benchmarks.atari --game all --num-envs 24 --replay-size 100000 --warm-up 3000 \
         --log-every 40000 --frames 10000000 --segments 5 --path results/atari_all.csv
     python -m benchmarks.atari --game breakout --num-envs 512 --replay-size 1000000 --warm-up 50000 \
         --frames 25000000 --path results/atari_breakout-popart.csv

@@ -17,6 +17,7 @@ ASTERIX = Train.of(
     game="asterix",
     frames=1200,
     num_envs=4,
+    groups=4,
     replay_size=400,
     warm_up=100,
     exploration=100,

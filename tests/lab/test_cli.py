@@ -63,7 +63,10 @@ def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[
         (["plot"], ["runs"]),
         (["plot", "nowhere"], ["nowhere is not a run folder"]),
         (["norms", "--games", "cartpole"], ["games has 'cartpole'"]),
-        (["norms", "--num-envs", "6"], ["num_envs is 6; it must be a multiple of 4"]),
+        (
+            ["train", "--num-envs", "6", "--groups", "4"],
+            ["num_envs is 6; it must be a multiple of groups, 4"],
+        ),
     ],
 )
 def test_errors_in_settings_are_named(

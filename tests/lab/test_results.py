@@ -77,16 +77,30 @@ def test_the_speed_of_atari(run: str) -> None:
     assert f"{min(half_minutes):,.0f} and {max(half_minutes):,.0f}" in words("docs/speed.md")
 
 
+FLEETS = {
+    "all": "57 games, float32",
+    "all-bf16": "57 games, bfloat16",
+    "breakout": r"one game \(Breakout\), float32",
+}
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_the_table_of_fleets(name: str) -> None:
+    file = ROOT / "results" / f"atari_{name}.csv"
+    found = {row["what"]: row for row in read_table(file)}
+    about = json.loads(file.with_suffix(".json").read_text("utf-8"))
+    *rates, part, told = cells("speed.md", FLEETS[name])
+    assert rates == [found[what]["frames/s"] for what in ("emulators", "learner", "end to end")]
+    assert (part, float(told)) == (found["emulators"]["end to end / this"], round(about["seconds"]))
+
+
 def test_the_speed_of_a_fleet() -> None:
     file = ROOT / "results" / "atari_all.csv"
     found = {row["what"]: row for row in read_table(file)}
     about = json.loads(file.with_suffix(".json").read_text("utf-8"))
-    *rates, part, told = cells("speed.md", "57 games, float32")
-    assert rates == [found[what]["frames/s"] for what in ("emulators", "learner", "end to end")]
-    assert (part, float(told)) == (found["emulators"]["end to end / this"], round(about["seconds"]))
     for name in ("end_to_end_by_minute", "emulators_by_minute"):
         assert f"{min(about[name]):,} and {max(about[name]):,}" in words("docs/speed.md")
-    assert f"first turn, 912 emulators and 57 agents take {about['start_seconds']:.0f} seconds" in words(
+    assert f"first turn, 1,368 emulators and 57 agents take {about['start_seconds']:.0f} seconds" in words(
         "docs/speed.md"
     )
     rate = f"{round(float(found['end to end']['frames/s']), -3):,.0f}"

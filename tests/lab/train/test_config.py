@@ -34,6 +34,24 @@ def test_defaults_on_atari_are_those_of_double_dqn() -> None:
     assert (one.log_every, one.evaluate_every) == (20_000, 10_000_000)
 
 
+@pytest.mark.parametrize(
+    ("game", "options", "expected"),
+    [
+        ("all", {}, (24, 3)),
+        (("pong", "breakout", "boxing"), {}, (340, 4)),
+        ("pong", {"num_envs": 16}, (16, 2)),
+        ("pong", {"num_envs": 8}, (8, 1)),
+        ("pong", {"num_envs": 1}, (1, 1)),
+        ("pong", {"num_envs": 8, "groups": 4}, (8, 4)),
+    ],
+)
+def test_up_to_four_groups_of_at_least_eight_environments(
+    game: Any, options: dict[str, int], expected: tuple[int, int]
+) -> None:
+    one = Train.of(game=game, **options).members()[0]
+    assert (one.num_envs, one.groups) == expected
+
+
 def test_small_games_have_defaults_of_their_own() -> None:
     one = member(game="catch")
     assert one.schedule == SMALL_SCHEDULE
@@ -191,7 +209,7 @@ def test_the_command_line_of_a_run_gives_the_same_settings_when_parsed(options: 
         (["--seed"], ["seed is empty"]),
         (["--frames", "0"], ["frames is 0; it must be 1 or more"]),
         (["--num-envs", "0"], ["num_envs is 0; it must be 1 or more"]),
-        (["--num-envs", "6"], ["num_envs is 6; it must be 1 or a multiple of 4"]),
+        (["--num-envs", "6", "--groups", "4"], ["num_envs is 6; it must be a multiple of groups, 4"]),
         (["--replay-size", "0"], ["replay_size is 0; it must be 1 or more"]),
         (["--warm-up", "-1"], ["warm_up is -1; it must be 0 or more"]),
         (["--exploration", "-1"], ["exploration is -1; it must be 0 or more"]),
@@ -230,4 +248,4 @@ def test_a_wrong_option_is_named_with_what_it_may_be(
 
 def test_settings_that_contradict_each_other_are_errors_that_the_user_can_correct() -> None:
     with pytest.raises(LabError, match="num_envs is 6"):
-        member(game="pong", num_envs=6)
+        member(game="pong", num_envs=6, groups=4)

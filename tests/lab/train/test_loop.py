@@ -18,7 +18,7 @@ def test_one_environment_follows_the_sequence_of_the_paper(tmp_path: Path) -> No
     """An update after every fourth step, a copy after every few updates, each step with all before it."""
     steps, copies, before = [], [], (0, np.zeros(()))
     with training(
-        ASTERIX.changed(num_envs=1, warm_up=20, copy_every=12, frames=240), tmp_path / "one"
+        ASTERIX.changed(num_envs=1, groups=1, warm_up=20, copy_every=12, frames=240), tmp_path / "one"
     ) as loop:
         assert loop.suite.groups == 1
         for turn in loop.turns():

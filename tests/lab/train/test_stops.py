@@ -34,8 +34,9 @@ ON_CATCH = [*TRAIN, "--game", "catch", "--num-envs", "16", "--evaluate-every", "
 FLEET = [*ON_CATCH, "--seed", "0", "1", "2", "--frames", "24000"]
 MEMBERS = ("catch-popart-0", "catch-popart-1", "catch-popart-2")
 
-ON_ATARI = [*TRAIN, "--game", "pong", "--frames", "1000000", "--num-envs", "4", "--replay-size", "3000",
-            "--warm-up", "200", "--evaluate-every", "0", "--log-every", "400"]  # fmt: skip
+ON_ATARI = [*TRAIN, "--game", "pong", "--frames", "1000000", "--num-envs", "4", "--groups", "4",
+            "--replay-size", "3000", "--warm-up", "200",
+            "--evaluate-every", "0", "--log-every", "400"]  # fmt: skip
 
 KILLS_ON_ATARI = 4
 """Each takes ten seconds."""

@@ -2,7 +2,7 @@
 
 Each worker has a part of the environments of one game, in all groups, and steps them in one thread. Workers
 start side by side, because ALE takes 0.15 s for an emulator and holds Python's lock meanwhile. The operating
-system shares the cores among them, slow games first, and a game that crashes ends its own worker alone.
+system shares the cores among them, and a game that crashes ends its own worker alone.
 
 A message to a worker is a group and a seed, or -1 for a step with the actions in shared memory. Its answer is
 one byte, when observations are there. A worker ends when its pipe is closed, also by a killed parent.
@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -38,9 +37,6 @@ DONE = b"."
 NICE = 5
 """Low priority: the thread that drives a GPU must not wait for a core."""
 
-MEASURED_STEPS = 64
-"""Steps after which a worker knows how long its game takes."""
-
 
 class Shared(NamedTuple):
     """Arrays in shared memory: `(groups, games, size, ...)`, and facts of each game."""
@@ -53,8 +49,6 @@ class Shared(NamedTuple):
     action: np.ndarray
     actions: np.ndarray
     overflows: np.ndarray
-    seconds: np.ndarray
-    """CPU time per step of each worker."""
 
 
 def _shared(memory: int, groups: int, games: int, size: int, workers: int) -> Shared:
@@ -67,7 +61,6 @@ def _shared(memory: int, groups: int, games: int, size: int, workers: int) -> Sh
         (each, np.int32),
         ((games,), np.int32),
         ((workers,), np.int64),
-        ((workers,), np.float64),
     ]
     counts = [math.prod(shape) for shape, _ in layout]
     items = [np.dtype(dtype).itemsize for _, dtype in layout]
@@ -242,7 +235,6 @@ def serve(task: dict[str, Any]) -> None:
     groups = [Atari(task["name"], size, threads=1, **options) for _ in range(task["shape"][0])]
     shared.actions[game] = groups[0].actions
     os.write(answers, DONE)
-    steps, began = 0, 0.0
     while message := os.read(messages, MESSAGE.size):
         group, seed = MESSAGE.unpack(message)
         games = groups[group]
@@ -254,23 +246,6 @@ def serve(task: dict[str, Any]) -> None:
             array[group, game, mine] = values
         shared.overflows[number] = sum(each.overflows for each in groups)
         os.write(answers, DONE)
-        if steps == 0:
-            began = time.process_time()
-        elif steps <= MEASURED_STEPS:
-            shared.seconds[number] = (time.process_time() - began) / steps
-        if steps == MEASURED_STEPS:
-            _let_slower_first(shared.seconds, number)
-        steps += 1
-
-
-def _let_slower_first(seconds: np.ndarray, number: int) -> None:
-    """Lower the priority of this worker if its game is quicker than others.
-
-    All games then finish a step at about the same time. Otherwise the quick ones finish first, and cores are
-    idle while a few slow ones catch up. A level of niceness is a factor of 1.25 in computing time.
-    """
-    ratio = seconds.max() / seconds[number]
-    os.nice(int(np.log(ratio) / np.log(1.25)))
 
 
 if __name__ == "__main__":

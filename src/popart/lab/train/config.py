@@ -33,11 +33,11 @@ from popart.lab.dqn.config import (
 )
 from popart.lab.envs.games import ATARI, SMALL, check_game, is_atari
 
-GROUPS = 4
-"""Groups of Atari's environments, when there is more than one environment."""
-
 ENVIRONMENTS = 1024
-"""Environments of all games together, by default, but at most 512 and at least 8 of each."""
+"""Environments of all games together, by default, but at most 512 of each."""
+
+FEW = 8
+"""Environments of a game in a group, at least, by default: with fewer, handing over takes too long."""
 
 
 def _default(kind: str, text: str) -> Any:
@@ -49,10 +49,12 @@ class EnvironmentOptions:
     """How games are played."""
 
     num_envs: Annotated[
-        int | None, _default("INT", "512; fewer for several games, 16 for all; 8 for a small game")
+        int | None, _default("INT", "512; fewer for several games, 24 for all; 8 for a small game")
     ] = None
-    """Environments of each member that play at the same time, on Atari in four groups that take turns. 1
-    follows the paper's sequence step by step."""
+    """Environments of each member that play at the same time. 1 follows the paper's sequence step by step."""
+
+    groups: Annotated[int | None, _default("INT", "up to 4 of at least 8; 1 for a small game")] = None
+    """Groups of Atari's environments. While one waits for its actions, the others play."""
 
     sticky: float = 0.0
     """Probability that an emulator repeats the last action instead; 0.25 is the modern protocol."""
@@ -228,7 +230,7 @@ class Train:
 
 def _check_options(options: dict[str, Any]) -> None:
     given = {name: value for name, value in options.items() if value is not None}
-    for name in ("frames", "num_envs", "replay_size", "copy_every", "log_every", "threads"):
+    for name in ("frames", "num_envs", "groups", "replay_size", "copy_every", "log_every", "threads"):
         if name in given:
             check_whole(name, given[name], 1)
     for name in ("warm_up", "exploration", "evaluate_every"):
@@ -249,7 +251,7 @@ def _defaults(game: str, agent: AgentName, optimizer: str, games: int) -> dict[s
         return common | dataclasses.asdict(SMALL_SCHEDULE) | SMALL_AGENT | {"evaluate_every": 10_000}
     return {
         "frames": 200_000_000,
-        "num_envs": GROUPS * min(512 // GROUPS, max(8 // GROUPS, ENVIRONMENTS // GROUPS // games)),
+        "num_envs": max(3 * FEW, min(512, ENVIRONMENTS // games // 4 * 4)),
         "replay_size": 1_000_000,
         **dataclasses.asdict(ATARI_SCHEDULE),
         "learning_rate": published_learning_rate(agent, optimizer),
@@ -267,6 +269,7 @@ class Member:
     seed: int
     frames: int
     num_envs: int
+    groups: int
     replay_size: int
     agent: AgentConfig
     schedule: Schedule
@@ -288,19 +291,14 @@ class Member:
     def __post_init__(self) -> None:
         if not self.is_atari and (self.sticky or self.undo_overflow or self.dtype != "float32"):
             raise ValueError(f"sticky, undo_overflow and dtype are for Atari; game is {self.game!r}")
-        if self.is_atari and self.num_envs > 1 and self.num_envs % GROUPS:
-            raise ValueError(
-                f"num_envs is {self.num_envs}; it must be 1 or a multiple of {GROUPS}, because environments "
-                f"take turns in {GROUPS} groups"
-            )
+        if not self.is_atari and self.groups > 1:
+            raise ValueError(f"groups is {self.groups}; environments of {self.game!r} take no turns: give 1")
+        if self.num_envs % self.groups:
+            raise ValueError(f"num_envs is {self.num_envs}; it must be a multiple of groups, {self.groups}")
 
     @property
     def is_atari(self) -> bool:
         return is_atari(self.game)
-
-    @property
-    def groups(self) -> int:
-        return GROUPS if self.is_atari and self.num_envs > 1 else 1
 
     @property
     def name(self) -> str:
@@ -310,12 +308,20 @@ class Member:
     def program(self) -> tuple[Any, ...]:
         """What members must have in common to share a program and a turn."""
         screen = None if self.is_atari else SMALL[self.game].name
-        shape = self.num_envs, self.replay_size, self.reward_scale, self.dtype, self.save_replay
+        shape = self.num_envs, self.groups, self.replay_size, self.reward_scale, self.dtype, self.save_replay
         return self.agent, self.schedule, *shape, self.sticky, self.undo_overflow, screen
+
+
+def default_groups(game: str, num_envs: int) -> int:
+    """Return how many groups take turns: four hide what a GPU takes, if they are not too small."""
+    allowed = (4, 3, 2) if is_atari(game) else ()
+    return next((n for n in allowed if num_envs % n == 0 and num_envs // n >= FEW), 1)
 
 
 def member_of(settings: dict[str, Any], out: Path) -> Member:
     """Build a member from flat settings, such as those of a manifest; ValueError if they make no sense."""
+    if settings.get("groups") is None:
+        settings = settings | {"groups": default_groups(settings["game"], settings["num_envs"])}
     parts = {"agent": AgentConfig, "schedule": Schedule}
     nested = {name: _pick(kind, settings) for name, kind in parts.items()}
     names = {f.name for f in dataclasses.fields(Member)} - {*parts, "out"}

@@ -55,7 +55,7 @@ class Norms:
     def __post_init__(self) -> None:
         check_names("games", self.games, ATARI)
         check_names("agents", self.agents, AGENTS)
-        check_whole("num_envs", self.num_envs, 4, 4)
+        check_whole("num_envs", self.num_envs, 1)
         check_whole("warm_up", self.warm_up, 0)
         check_whole("copy_every", self.copy_every, 4)
         check_seed(self.seed)
