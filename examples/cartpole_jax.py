@@ -32,7 +32,7 @@ EVALUATIONS = 32
 
 Array = jax.Array
 Params = Any
-ARTS: dict[str, popart.Rule[Any, Any]] = {"linear": popart.Fixed(), "popart": popart.Moments(beta=BETA)}
+ARTS: dict[str, popart.Rule[Any]] = {"linear": popart.Fixed(), "popart": popart.Moments(beta=BETA)}
 env, _ = gymnax.make("CartPole-v1")
 optimizer = popart.jax.rescale_moments(optax.adam(LEARNING_RATE), head=lambda params: params["head"])
 
@@ -55,7 +55,7 @@ class Transitions(NamedTuple):
     later: Any
 
 
-def init(art: popart.Rule[Any, Any], key: Array) -> Agent:
+def init(art: popart.Rule[Any], key: Array) -> Agent:
     def layer(key: Array, m: int, n: int) -> Params:
         return {"w": jax.random.normal(key, (m, n)) * (2 / m) ** 0.5, "b": jnp.zeros(n)}
 
@@ -75,7 +75,7 @@ def greedy(params: Params, x: Array) -> Array:
     return popart.jax.normalized(params["head"], features(params, x)).argmax(-1)
 
 
-def update(art: popart.Rule[Any, Any], agent: Agent, target: Agent, batch: Transitions) -> Agent:
+def update(art: popart.Rule[Any], agent: Agent, target: Agent, batch: Transitions) -> Agent:
     at = jnp.arange(BATCH)
     h = features(target.params, batch.later)
     q = popart.jax.values(art, target.statistics, target.params["head"], h)

@@ -54,7 +54,7 @@ def train(rank: int, replicas: int) -> Network:
 
 def learned(network: Network) -> dict[str, Any]:
     """Weights, and the scale and shift of the targets."""
-    scale, shift, _ = network.head.affine
+    scale, shift = network.head.affine
     tensors = {**dict(network.named_parameters()), "scale of targets": scale, "shift of targets": shift}
     return {name: x.detach().numpy() for name, x in tensors.items()}
 

@@ -33,6 +33,7 @@ import optax
 from rich.progress import track
 
 import popart
+import popart.deep
 import popart.jax
 
 Array = Any
@@ -50,15 +51,15 @@ COLOURS = {"SGD": "tab:red", "Adam": "0.55", "normalised gradients": "tab:purple
 class Method(NamedTuple):
     """What is normalised, if anything, and by what: outputs of the last layer, or incoming gradients."""
 
-    outputs: popart.Rule[Any, Any] = popart.Fixed()
-    gradients: popart.Rule[Any, Any] = popart.Fixed()
+    outputs: popart.Rule[Any] = popart.Fixed()
+    gradients: popart.Rule[Any] = popart.Fixed()
     optimizer: Any = optax.sgd
 
 
 METHODS = {
     "SGD": Method(),
     "Adam": Method(optimizer=optax.adam),
-    "normalised gradients": Method(gradients=popart.Symmetric(popart.Moments(1e-2))),
+    "normalised gradients": Method(gradients=popart.Moments(1e-2, symmetric=True)),
     "Pop-Art": Method(outputs=popart.Moments(1e-2)),
 }
 
@@ -92,7 +93,7 @@ def gradient_of(z: Array, logits: Array, c: Array, taught: Array) -> Array:
     classes = jax.nn.one_hot(logits.argmax(-1), CLASSES)
     down = jax.grad(lambda z: -c * (classes * jax.nn.log_softmax(z)).sum())(z)
     # So little smoothing counts only where single precision soon has probabilities of 0, c above 10.
-    inverse = popart.softmax_targets(jax.nn.softmax(c * logits), smoothing=1e-30)
+    inverse = popart.deep.softmax_targets(jax.nn.softmax(c * logits), smoothing=1e-30)
     # z - inverse is the gradient of the squared loss: a step down it, from z, arrives at the inverse.
     # (To compute both and take one is faster than to compile twice.)
     return jnp.where(taught, z - inverse, down)
@@ -113,7 +114,7 @@ def accuracy(method: Method, params: Tree, data: Any, alpha: Array, c: Array, ta
         z = popart.jax.values(art, state, params["head"], features(params, x))
         gradient = gradient_of(z, logits, c, taught)
         seen = method.gradients.update(seen, gradient)
-        targets = popart.step_targets(z, method.gradients.affine(seen).normalize(gradient))
+        targets = popart.deep.step_targets(z, method.gradients.affine(seen).normalize(gradient))
         state, head, targets, _ = popart.jax.step(art, state, params["head"], targets)
         params = {**params, "head": head}
         slopes = jax.grad(loss)(params, x, targets)

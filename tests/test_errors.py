@@ -9,14 +9,16 @@ import pytest
 import torch
 
 import popart
+import popart.correspondence
+import popart.reference
 
 BETA_RULES = [popart.Moments, popart.Covariance, popart.Percentiles, popart.Expectiles, popart.Extremes]
-RATIO_RULES = [popart.Percentiles, popart.Expectiles, popart.OrderStatistics]
+RATIO_RULES = [popart.Percentiles, popart.Expectiles, popart.reference.OrderStatistics]
 
 
 @pytest.mark.parametrize("beta", [0, -0.1, 1.5, float("nan"), float("inf")])
 def test_beta_must_be_in_0_1(beta: float) -> None:
-    for make in (*BETA_RULES, popart.constant, popart.debiased, popart.bound):
+    for make in (*BETA_RULES, popart.constant, popart.debiased, popart.correspondence.bound):
         with pytest.raises(ValueError, match=rf"beta is {beta!r}; it must be in \(0, 1\]"):
             make(beta)
 
@@ -32,7 +34,7 @@ def test_p_must_be_in_0_1(p: float) -> None:
     for make in RATIO_RULES:
         with pytest.raises(ValueError, match=rf"p is {p!r}; it must be in \(0, 1\]"):
             make(p=p)
-    for convert in (popart.std_from_ratio, popart.batch_from_ratio):
+    for convert in (popart.correspondence.std_from_ratio, popart.correspondence.batch_from_ratio):
         with pytest.raises(ValueError, match=rf"p is {p!r}; it must be in \(0, 1\)"):
             convert(p)
 
@@ -43,7 +45,7 @@ def test_std_must_be_positive(s: float) -> None:
         with pytest.raises(ValueError, match=f"std is {s!r}; it must be positive and finite"):
             make(std=s)
     with pytest.raises(ValueError, match=f"std is {s!r}; it must be positive and finite"):
-        popart.ratio_from_std(s)
+        popart.correspondence.ratio_from_std(s)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +53,16 @@ def test_std_must_be_positive(s: float) -> None:
     [
         (lambda: popart.Moments(nu0=0.0), "nu0 is 0.0; it must be positive and finite, or None"),
         (lambda: popart.Moments(epsilon=-1.0), r"epsilon is -1.0; it must be in \[0, inf\)"),
-        (lambda: popart.OrderStatistics(capacity=0), "capacity is 0; it must be at least 1"),
+        (lambda: popart.reference.OrderStatistics(capacity=0), "capacity is 0; it must be at least 1"),
         (lambda: popart.Fixed(scale=0.0), "scale is 0.0; it must be finite and not 0"),
         (lambda: popart.Fixed(shift=float("inf")), "shift is inf; it must be finite"),
         (lambda: popart.Fixed(scale=(1.0, 2.0)).init(()), r"shape is \(\); it does not hold a scale"),
         (lambda: popart.Covariance().init(()), r"shape is \(\); a covariance needs an axis of outputs"),
-        (lambda: popart.ratio_from_batch(1), "B is 1; a minibatch whose extremes differ has B > 1"),
-        (lambda: popart.bound(0.1, batch=0), "batch is 0; it must be at least 1"),
+        (
+            lambda: popart.correspondence.ratio_from_batch(1),
+            "B is 1; a minibatch whose extremes differ has B > 1",
+        ),
+        (lambda: popart.correspondence.bound(0.1, batch=0), "batch is 0; it must be at least 1"),
     ],
 )
 def test_settings_are_checked_when_they_are_made(make: Any, message: str) -> None:
@@ -98,11 +103,13 @@ def test_arguments_of_update_are_checked(asarray: Any) -> None:
         (rule.init(like=y), {"targets": y[:, 0], "index": index}, r"index needs statistics per task"),
     ]
     for state, arguments, message in cases:
+        if asarray is torch.asarray and "reach" in message:
+            continue  # values of tensors may be on a device: heads check them on the CPU
         with pytest.raises(ValueError, match=message):
             rule.update(state, **arguments)
 
 
-@pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray, torch.asarray])
+@pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray])
 def test_a_singular_new_scale_is_refused(asarray: Any) -> None:
     W, b = asarray(np.ones((2, 3), np.float32)), asarray(np.zeros(2, np.float32))
     zero = asarray(np.zeros(2, np.float32))
@@ -148,7 +155,7 @@ def test_in_compiled_code_bad_values_are_left_out_and_bad_shapes_still_raise() -
     update = jax.jit(lambda y, w, i: rule.update(state, y, weights=w, index=i))
     new = update(jnp.array([2.0, 5.0, 7.0]), jnp.array([1.0, -1.0, 1.0]), jnp.array([0, 0, 9]))
     alone = rule.update(state, np.array([2], np.float32), index=np.array([0]))
-    np.testing.assert_allclose(new.moments, alone.moments, rtol=1e-6)
+    np.testing.assert_allclose(rule.affine(new), rule.affine(alone), rtol=1e-6)
     np.testing.assert_array_equal(new.counts, alone.counts)
     with pytest.raises(ValueError, match="weights has shape"):
         update(jnp.ones(3), jnp.ones(2), jnp.zeros(3, int))

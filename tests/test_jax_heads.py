@@ -1,5 +1,6 @@
 """What `popart.jax` promises: outputs kept, of whoever's layer, under the transformations of JAX."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,9 +119,9 @@ def test_no_output_of_anyones_layer_changes(name: str, per_output: bool) -> None
 
 def test_a_layer_without_a_bias_has_no_shift() -> None:
     head = {"kernel": jax.random.normal(KEY, (6, 3))}
-    with pytest.raises(ValueError, match=r"head has no bias.*use popart.Symmetric\(art\)"):
+    with pytest.raises(ValueError, match=r"head has no bias.*give it symmetric=True"):
         pj.step(ART, pj.init(ART, head), head, targets((), 0))
-    art = popart.Symmetric(ART)
+    art = dataclasses.replace(ART, symmetric=True)
     state, head, _, _ = pj.step(art, pj.init(art, head), head, targets((), 0))
     before = pj.values(art, state, head, H)
     state, head, _, _ = pj.step(art, state, head, targets((), 1, 1e4))
@@ -128,7 +129,7 @@ def test_a_layer_without_a_bias_has_no_shift() -> None:
 
 
 def test_a_trained_layer_is_kept_from_the_start() -> None:
-    art, head = popart.Kept(ART), linen()
+    art, head = dataclasses.replace(ART, keep=True), linen()
     state, before = pj.init(art, head), pj.normalized(head, H)
     np.testing.assert_array_equal(pj.values(art, state, head, H), before)
     for y in (jnp.asarray([5.0]), jnp.asarray([5.0, 7.0])):
@@ -201,6 +202,30 @@ def test_targets_of_the_wrong_shape_are_named() -> None:
     head = linen()
     with pytest.raises(ValueError, match=r"targets have shape \(16, 2\).*\(\*batch, 3\)"):
         pj.step(ART, pj.init(ART, head, per_output=True), head, targets((2,), 0))
+
+
+def test_no_gradient_goes_through_bootstrapped_targets() -> None:
+    """The gradient is that of the squared loss for targets that are numbers, by hand."""
+    head = linen()
+    state, head, _, _ = pj.step(ART, pj.init(ART, head), head, targets((), 0))
+
+    def loss(head: Any) -> Any:
+        y = 1.0 + 0.9 * pj.values(ART, state, head, H[8:])[:, 0]
+        new = pj.step(ART, state, head, y)
+        return ((pj.normalized(new.head, H[:8])[:, 0] - new.targets) ** 2).mean() / 2
+
+    gradient = jax.grad(loss)(head)["kernel"]
+    y = 1.0 + 0.9 * pj.values(ART, state, head, H[8:])[:, 0]
+    new = pj.step(ART, state, head, y)
+    old, now = ART.affine(state), ART.affine(new.state)
+    error = (np.asarray(pj.values(ART, state, head, H[:8])[:, 0], float) - np.asarray(y, float)) / float(
+        now.scale
+    )
+    expected = float(old.scale / now.scale) * np.asarray(H[:8], float).T @ error / 8
+    np.testing.assert_allclose(gradient[:, 0], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(gradient[:, 1:], 0)
+    through = jax.grad(lambda y: pj.step(ART, state, head, y).targets.sum())(y)
+    np.testing.assert_array_equal(through, 0)
 
 
 def test_heads_can_be_vmapped() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import popart
+import popart.reference
 from tests.backends import BACKENDS, FLOAT32, REFERENCE, Backend
 
 FEATURES = 5
@@ -21,7 +22,7 @@ RULES = {
     "percentiles-literal": popart.Percentiles(beta=0.1, p=0.9, relative=False, nu0=1.0),
     "expectiles": popart.Expectiles(beta=0.1, p=0.9),
     "extremes": popart.Extremes(beta=0.1),
-    "order-statistics": popart.OrderStatistics(p=0.9, capacity=50),
+    "order-statistics": popart.reference.OrderStatistics(p=0.9, capacity=50),
     "fixed": popart.Fixed(scale=3.0, shift=-1.0),
 }
 
@@ -71,7 +72,7 @@ def stream(scenario: str, steps: int) -> list[dict[str, Any]]:
     return [{k: v.astype(np.float32) if v.dtype == float else v for k, v in b.items()} for b in batches]
 
 
-def run(rule: popart.Rule[Any, Any], scenario: str, backend: Backend, steps: int) -> list[Any]:
+def run(rule: popart.Rule[Any], scenario: str, backend: Backend, steps: int) -> list[Any]:
     shape = {"scalar": (), "per-output": (3,), "per-task": (4, 3)}[scenario]
     rng = np.random.default_rng(1)
     W = rng.normal(size=(*(shape or (1,)), FEATURES)).astype(np.float32)
@@ -109,7 +110,7 @@ def test_every_rule_is_in_lockstep_with_numpy_float64(name: str, scenario: str, 
         run(RULES[name], scenario, backend, steps), reference, strict=True
     ):
         np.testing.assert_array_equal(counts, counts_ref)
-        largest_term = np.abs(out_ref[2]).max() + np.abs(out_ref[1]).max()
+        largest_term = np.nanmax(np.abs(out_ref[2])) + np.abs(out_ref[1]).max()
         for x, x_ref in zip(out, out_ref, strict=True):
             good = np.isfinite(x_ref)
             size = largest_term if x_ref is out_ref[-1] else np.abs(x_ref[good]).max()

@@ -60,6 +60,28 @@ def test_one_preserve_moves_outputs_by_at_most_8_ulps_of_the_largest_term(backen
             assert (np.abs(after - before) <= 8 * backend.eps * terms).all(), kind
 
 
+@pytest.mark.parametrize("growth", [1.0, 100.0])
+def test_a_dense_scale_of_18_outputs_moves_outputs_by_few_ulps(single: Backend, growth: float) -> None:
+    """8, and 16 in JAX, which inverts matrices in float32."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        W, b, h = (rng.normal(size=shape).astype(single.dtype) for shape in ((18, 512), 18, 512))
+        pair = [maps("dense", 2 * seed + i, k=18) for i in (0, 1)]
+        pair[1] = popart.Affine(growth * pair[1].scale, pair[1].shift)
+        old, new = (popart.Affine(*(np.asarray(x, single.dtype) for x in affine)) for affine in pair)
+        W_new, b_new = single.call(popart.preserve, W, b, old, new)
+        before, after = outputs(W, b, old, h), outputs(W_new, b_new, new, h)
+        terms = np.maximum(sum_of_terms(W, b, old, h), sum_of_terms(W_new, b_new, new, h))
+        assert (np.abs(after - before) <= (16 if single.module == "jax" else 8) * single.eps * terms).all()
+
+
+def sum_of_terms(weight: Any, bias: Any, affine: popart.Affine, h: np.ndarray) -> Any:
+    """Return for each output the sum over outputs of |scale| times the largest term of the layer."""
+    weight, bias, h = (np.abs(np.asarray(x, float)) for x in (weight, bias, h))
+    inner = np.maximum((weight * h).max(-1), bias)
+    return np.abs(np.asarray(affine.scale, float)) @ inner + np.abs(np.asarray(affine.shift, float))
+
+
 def test_layouts_are_transposes_and_several_heads_equal_one_at_a_time(single: Backend) -> None:
     rng = np.random.default_rng(2)
     W, b = rng.normal(size=(4, 3, 5)), rng.normal(size=(4, 3))

@@ -106,7 +106,7 @@ def test_the_lines_about_deep_pop_art() -> None:
 
 
 def test_the_lines_of_the_guide() -> None:
-    first, batches, replicas = snippets("docs/guide.md")
+    first, batches, *_ = snippets("docs/guide.md")
     y = np.arange(8.0)
     names: dict[str, Any] = {"targets": y, "mean": np.mean, "h": np.ones((3, 8))}
     names |= {"weight": np.ones((1, 3)), "bias": np.zeros(1), "popart": popart}
@@ -115,14 +115,6 @@ def test_the_lines_of_the_guide() -> None:
     names |= {"valid": y > 2, "importance": y, "tasks": 2, "task": np.arange(8) % 2}
     exec(batches, names)
     assert (names["state"].counts[0] == 1).all()
-    art = names["art"]
-    names |= {
-        "state": art.init(),
-        "my_part_of_the_batch": y,
-        "all_gather": lambda summary: [summary, summary],
-    }
-    exec(replicas, names)
-    np.testing.assert_allclose(art.affine(names["state"]).shift, y.mean())
 
 
 def test_the_experiment_of_the_laboratory_page(

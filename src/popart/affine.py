@@ -1,5 +1,7 @@
-r"""How targets are mapped and how outputs are kept: Eq. 1, Eq. 2 and Proposition 1."""
+r"""How targets are normalised and how outputs are preserved: Eq. 1, Eq. 2 and Proposition 1."""
 
+import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -8,16 +10,17 @@ from popart._arrays import (
     Array,
     Namespace,
     asarray,
+    cast,
     eye,
     float_dtype,
-    is_concrete,
     is_float,
+    is_numpy,
     matmul,
     namespace,
     solve,
-    to_numpy,
-    unit,
+    values_of,
 )
+from popart.numerics import unit, widened
 
 Layout = Literal["out_in", "in_out"]
 
@@ -29,64 +32,70 @@ class Affine(NamedTuple):
     (or broadcasting with it) for a scalar or diagonal scale; with one more axis, `(..., k, k)` for
     a `shift` of `(..., k)`, for a dense one.
 
-    Where `scale` is 0 no spread is known: normalised targets are 0 and outputs are the shift. Where
-    `seen` is false not even a single target is known, and `preserve` adopts instead of preserving.
+    Where `scale` is 0 no spread is known: normalised targets are 0 and outputs are the shift. Where `shift`
+    is NaN not even a single target is known: outputs are 0, and `preserve` adopts instead of preserving.
     """
 
     scale: Array
     shift: Array
-    seen: Array = True
 
     @property
     def is_dense(self) -> bool:
-        return _ndim(self.scale) > _ndim(self.shift)
+        return getattr(self.scale, "ndim", 0) > getattr(self.shift, "ndim", 0)
 
     def normalize(self, targets: Array) -> Array:
-        r"""$\Sigma^{-1}(Y - \mu)$ for targets of shape `(*batch, *shape)`."""
-        xp, (scale, shift, _) = _arrays_of(self, targets)
+        r"""Return $\Sigma^{-1}(Y - \mu)$ for targets of shape `(*batch, *shape)`."""
+        xp, (scale, shift) = _arrays_of(self, targets)
         y = _floats(xp, targets, scale)
         if self.is_dense:
             per_u, A = _equilibrate(scale)
             live = xp.any(scale != 0, axis=-1)
             return _solve(A, xp.where(live, y * per_u - shift * per_u, 0.0))
-        _, per_u = unit(scale)
         live = scale != 0
+        if is_numpy(scale) and scale.ndim == shift.ndim == 0 and y.dtype.itemsize <= 4:
+            return ((y - np.float64(shift)) / np.float64(scale) if live else 0 * y).astype(y.dtype)
+        _, per_u = unit(scale)
         return xp.where(live, (y * per_u - shift * per_u) / xp.where(live, scale * per_u, 1.0), 0.0)
 
     def denormalize(self, outputs: Array) -> Array:
-        r"""$\Sigma g + \mu$ (Eq. 2): normalised outputs in the targets' own units."""
-        xp, (scale, shift, _) = _arrays_of(self, outputs)
+        r"""Return $\Sigma g + \mu$ (Eq. 2): normalised outputs in the targets' own units."""
+        xp, (scale, shift) = _arrays_of(self, outputs)
         g = _floats(xp, outputs, scale)
+        shift = _or_zero(shift)
         if self.is_dense:
             return matmul(scale, g[..., None])[..., 0] + shift
         return scale * g + shift
 
     def or_identity(self) -> "Affine":
-        r"""The same where a spread is known, and elsewhere a map that loses nothing.
+        r"""Return the same where a spread is known, and elsewhere a map that loses nothing.
 
-        For a layer whose outputs are to be kept from the start: $\Sigma = I$ and $\mu = 0$ before any
-        target, and $\Sigma = |\mu|$ while all targets are the same, so that none of them is large.
+        For a layer whose outputs are kept from the start: $\Sigma = I$ and $\mu = 0$ before any target,
+        and $\Sigma = |\mu|$ while all targets are the same, so that none of them is large.
         """
-        xp, (scale, shift, seen) = _arrays_of(self, self.shift)
+        xp, (scale, shift) = _arrays_of(self, self.shift)
         dead = xp.all(scale == 0, axis=-1) if self.is_dense else scale == 0
-        fallback = xp.where(shift != 0, xp.abs(shift), 1.0)
+        fallback = xp.where(xp.abs(shift) > 0, xp.abs(shift), 1.0)
         if self.is_dense:
             scale = scale + xp.where(dead, fallback, 0.0)[..., None] * eye(scale)
         else:
             scale = xp.where(dead, fallback, scale)
-        return Affine(scale, xp.where(dead, 0.0, shift), xp.ones_like(seen))
+        return Affine(scale, xp.where(dead, 0.0, shift))
 
     def select(self, index: Array) -> "Affine":
-        """The normalisation of each task in `index`, where the first axis is the task."""
-        _, (scale, shift, seen) = _arrays_of(self, self.shift)
-        seen = seen[index] if seen.ndim else seen
-        return Affine(scale[index], shift[index], seen)
+        """Return the normalisation of each task in `index`, where the first axis is the task."""
+        return Affine(self.scale[index], self.shift[index])
 
 
 def preserve(
-    weight: Array, bias: Array, old: Affine, new: Affine, *, layout: Layout = "out_in"
+    weight: Array,
+    bias: Array,
+    old: Affine,
+    new: Affine,
+    *,
+    layout: Layout = "out_in",
+    max_norm: float | None = None,
 ) -> tuple[Array, Array]:
-    r"""The last layer after its normalisation changed, with the same outputs (Proposition 1).
+    r"""Return the last layer with the same outputs after its normalisation changed (Proposition 1).
 
     $$W_{new} = \Sigma_{new}^{-1} \Sigma W \qquad
       b_{new} = \Sigma_{new}^{-1} (\Sigma b + \mu - \mu_{new})$$
@@ -100,12 +109,16 @@ def preserve(
     adopted as it is; where `old` has no spread its outputs were all $\mu$, so $W$ is kept and the
     shift alone is made up for. The new scale must not be singular where the old one is not; compiled
     code, which cannot raise, leaves that part of the layer alone.
+
+    With `max_norm`, outputs are preserved only while this does not make the norm of an output's weights
+    larger than `max_norm`. Beyond it they shrink towards the new shift.
     """
     _, new = _arrays_of(new, weight)
     _, old = _arrays_of(old, weight)
     _check_head(weight, bias, old, new, layout)
     _check_new_scale(old, new)
     change = change_of(old, new)
+    change = change if max_norm is None else limited(change, [(weight, layout)], max_norm)
     W = change.rescale(weight, layout=layout)
     return W, None if bias is None else change.rescale_bias(bias, shift=True)
 
@@ -113,80 +126,144 @@ def preserve(
 class Change(NamedTuple):
     r"""What becomes of a layer when its normalisation changes, with $F = \Sigma_{new}^{-1} \Sigma$.
 
-    $W_{new} = F W$ and $b_{new} = F b + moved$. F is `factor`, or the identity plus `factor` where
-    `near`: where the scale hardly changed, rounding then costs half an ulp of the weight, and no error
-    is common to all weights, which would add up over updates.
+    $W_{new} = F W$ and $b_{new} = F b + moved$, where F is the sum of two floats, `factor + rest`. One float
+    would make an error that all weights have in common, and which adds up over updates.
 
     An error of $\delta$ is $F \delta$ in the new units, so gradients of the layer on the squared loss,
     and what an optimizer remembers of them, are rescaled by the same F: averages with `power` 1,
     averages of squares with 2.
     """
 
-    near: Array
     factor: Array
+    rest: Array
     moved: Array
 
     def rescale(self, W: Array, *, power: int = 1, layout: Layout = "out_in") -> Array:
-        """F W, or with `power` 2 what becomes of squares of it (which is exact if F is diagonal)."""
+        """Return F W, or with `power` 2 what becomes of squares of it (which is exact if F is diagonal)."""
         if layout == "out_in" or self.factor.ndim == 0:
             return self._columns(W, power)
         xp = namespace(W)
         return xp.swapaxes(self._columns(xp.swapaxes(W, -1, -2), power), -1, -2)
 
     def rescale_bias(self, b: Array, *, power: int = 1, shift: bool = False) -> Array:
-        """F b, or with `shift` what becomes of the bias itself."""
+        """Return F b, or with `shift` what becomes of the bias itself."""
         scaled = self._columns(b[..., None], power)[..., 0]
-        return asarray(namespace(b), scaled + self.moved, b.dtype, b) if shift else scaled
+        return cast(scaled + self.moved, b.dtype) if shift else scaled
 
     def _columns(self, x: Array, power: int) -> Array:
-        xp = namespace(x, self.factor)
-        near, factor = self.near[..., None], self.factor
-        if factor.ndim <= self.near.ndim:
+        factor, rest = self.factor, self.rest
+        if factor.ndim > self.moved.ndim:
+            y = matmul((factor + rest) ** 2, x) if power == 2 else matmul(factor, x) + matmul(rest, x)
+        else:
+            factor, rest = (factor[..., None], rest[..., None]) if factor.ndim else (factor, rest)
             y = x
             for _ in range(power):
-                y = xp.where(near, y, 0.0) + factor[..., None] * y
-        else:
-            whole = xp.where(near, eye(factor), 0.0) + factor
-            y = matmul(whole**2, x) if power == 2 else xp.where(near, x, 0.0) + matmul(factor, x)
-        return asarray(xp, y, x.dtype, x)
+                y = factor * y + rest * y
+        return cast(y, x.dtype)
 
 
 def change_of(old: Affine, new: Affine, *, adopt: bool = True) -> Change:
-    """The change from one normalisation to another, without a check of either.
+    """Return the change from one normalisation to another, without a check of either.
 
     With `adopt` false the layer is rescaled also where `old` knows no spread, so that what was constant
     stays so.
     """
+    dtype = new.scale.dtype
+    if not adopt:
+        old = Affine(old.scale, _or_zero(old.shift))
+    if is_numpy(new.scale) and new.scale.ndim == old.scale.ndim == new.shift.ndim == old.shift.ndim == 0:
+        return _scalar_change(old, new, adopt)
+    old, new = (Affine(widened(x.scale), widened(x.shift)) for x in (old, new))
     dense = old.is_dense or new.is_dense
-    return (_dense_change if dense else _diagonal_change)(old, new, adopt)
+    F, rest, moved = (_dense_change if dense else _diagonal_change)(old, new, adopt)
+    if F.dtype == dtype:
+        return Change(F, rest, moved)
+    factor = cast(F, dtype)
+    return Change(factor, cast(F - factor + rest, dtype), cast(moved, dtype))
 
 
-def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> Change:
+def limited(change: Change, weights: Sequence[tuple[Array, Layout]], max_norm: float) -> Change:
+    r"""Return a change that does not enlarge weights beyond a norm: outputs then shrink towards the new mean.
+
+    With $n$ the largest norm of an output's weights, $F$ becomes $k F$ and *moved* becomes $k \cdot moved$:
+
+    $$k = \min\left(1, \frac{\max(n_{old}, max\_norm)}{n_{new}}\right)$$
+
+    Outputs that share a scale share k, so that their order is preserved. `weights` are those of all layers
+    before the change.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm is {max_norm!r}; it must be positive, or None for no limit")
+    xp = namespace(change.moved)
+    k = xp.ones_like(change.moved)
+    for W, layout in weights:
+        allowed = _largest_norm(W, layout, change.moved).clip(max_norm, None)
+        after = _largest_norm(change.rescale(W, layout=layout), layout, change.moved)
+        k = xp.minimum(k, allowed / xp.maximum(after, allowed))
+    of_factor = k[..., None] if change.factor.ndim > k.ndim else k
+    return Change(change.factor * of_factor, change.rest * of_factor, change.moved * k)
+
+
+def _largest_norm(W: Array, layout: Layout, like: Array) -> Array:
+    """Return the largest norm of an output's weights among the outputs that share a normalisation."""
+    xp, wide = namespace(W), widened(W)
+    norms = xp.sqrt((wide * wide).sum(-1 if layout == "out_in" else -2))
+    while norms.ndim > like.ndim:
+        norms = xp.amax(norms, axis=0)
+    for axis, size in enumerate(like.shape):
+        norms = xp.amax(norms, axis=axis, keepdims=True) if size == 1 else norms
+    return cast(norms, like.dtype)
+
+
+def _or_zero(shift: Array) -> Array:
+    """Return the shift, and 0 where none is known."""
+    return namespace(shift).where(_is_known(shift), shift, 0.0)
+
+
+def _is_known(shift: Array) -> Array:
+    """Return where any target was seen: elsewhere the shift is NaN."""
+    return shift == shift
+
+
+def _scalar_change(old: Affine, new: Affine, adopt: bool) -> Change:
+    """Return the change of NumPy's numbers, in Python's, which take a tenth of the time."""
+    kind, s_old, s_new, moved = new.scale.dtype.type, float(old.scale), float(new.scale), 0.0
+    told = s_new != 0 and not (adopt and math.isnan(old.shift))
+    if told:
+        moved = (float(old.shift) - float(new.shift)) / s_new
+    change = (s_old - s_new) / s_new if told and not (adopt and s_old == 0) else 0.0
+    if abs(change) <= 0.5:
+        return Change(kind(1.0), kind(change), kind(moved))
+    factor = kind(s_old / s_new)
+    return Change(factor, kind(s_old / s_new - float(factor)), kind(moved))
+
+
+def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> tuple[Array, Array, Array]:
+    """Return F as two floats, and the change of the bias, in units of the new scale."""
     xp = namespace(new.scale)
     live = new.scale != 0
     _, per_u = unit(new.scale)
     s_new = xp.where(live, new.scale * per_u, 1.0)
-    told = live & old.seen if adopt else live
+    told = live & _is_known(old.shift) if adopt else live
     s_old = xp.where(told & (old.scale != 0) if adopt else told, old.scale * per_u, s_new)
     change = (s_old - s_new) / s_new
     near = xp.abs(change) <= 0.5
     moved = xp.where(told, old.shift * per_u - new.shift * per_u, 0.0) / s_new
-    return Change(near, xp.where(near, change, s_old / s_new), moved)
+    return xp.where(near, 1.0, s_old / s_new), xp.where(near, change, 0.0), moved
 
 
-def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
+def _dense_change(old: Affine, new: Affine, adopt: bool) -> tuple[Array, Array, Array]:
     xp = namespace(new.scale)
     before, after = _as_dense(old), _as_dense(new)
     per_u, A = _equilibrate(after)
     live = xp.any(after != 0, axis=-1)
-    told = live & old.seen if adopt else live
+    told = live & _is_known(old.shift) if adopt else live
     known = told & xp.any(before != 0, axis=-1) if adopt else told
     B = xp.where(known[..., None], before * per_u[..., None], A)
     change = solve(A, B - A)
-    near = xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5
-    factor = xp.where(near[..., None, None], change, solve(A, B))
+    near = (xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5)[..., None, None]
     moved = _solve(A, xp.where(told, old.shift * per_u - new.shift * per_u, 0.0))
-    return Change(near[..., None], factor, moved)
+    return xp.where(near, eye(A), solve(A, B)), xp.where(near, change, 0.0), moved
 
 
 def _equilibrate(scale: Array) -> tuple[Array, Array]:
@@ -214,19 +291,15 @@ def _as_dense(affine: Affine) -> Array:
     return diagonal[..., None] * eye(diagonal)
 
 
-def _ndim(x: Array) -> int:
-    return x.ndim if hasattr(x, "ndim") else np.ndim(x)
-
-
 def _arrays_of(affine: Affine, x: Array) -> tuple[Namespace, Affine]:
-    """The affine map as arrays of the module of `x`, in its own precision where it has one."""
+    """Return the affine map as arrays of the module of `x`, in its own precision where it has one."""
     xp = namespace(x, affine.scale, affine.shift)
     own = hasattr(affine.scale, "dtype") and namespace(affine.scale) is xp
+    if xp is np and own and affine.scale.dtype == getattr(affine.shift, "dtype", None):
+        return xp, affine
     like = affine.scale if own else x
     dtype = float_dtype(xp, like)
-    scale = asarray(xp, affine.scale, dtype, like)
-    shift = asarray(xp, affine.shift, dtype, like)
-    return xp, Affine(scale, shift, asarray(xp, affine.seen, xp.bool, like))
+    return xp, Affine(*(asarray(xp, part, dtype, like) for part in affine))
 
 
 def _floats(xp: Namespace, x: Array, like: Array) -> Array:
@@ -240,21 +313,21 @@ def _check_head(weight: Array, bias: Array, old: Affine, new: Affine, layout: La
         raise ValueError(f"layout is {layout!r}; it may be 'out_in' or 'in_out'")
     shape = tuple(weight.shape)
     outputs = shape[:-1] if layout == "out_in" or len(shape) < 2 else (*shape[:-2], shape[-1])
-    if bias is not None and not _broadcasts(tuple(bias.shape), outputs):
+    if bias is not None and tuple(bias.shape) != outputs and not _broadcasts(tuple(bias.shape), outputs):
         raise ValueError(
             f"bias has shape {tuple(bias.shape)}; "
             f"a weight of shape {shape} in layout {layout!r} has outputs of shape {outputs}"
         )
     held = outputs if bias is None else tuple(bias.shape)
-    for name, affine in (("old", old), ("new", new)):
+    for name, affine in (("old", old), ("new", new)) if old.shift.ndim or new.shift.ndim else ():
         if not _broadcasts(tuple(affine.shift.shape), held):
             raise ValueError(
                 f"{name}.shift has shape {tuple(affine.shift.shape)}; "
                 f"it must broadcast to the layer's {'outputs' if bias is None else 'bias'}, {held}"
             )
-    if bias is None and is_concrete(old.shift) and is_concrete(new.shift):
-        before, after = to_numpy(old.shift), to_numpy(new.shift)
-        if np.any(to_numpy(old.seen) & (before != after)):
+    if bias is None:
+        before, after = values_of(old.shift), values_of(new.shift)
+        if before is not None and after is not None and np.any((before != after) & ~np.isnan(before)):
             raise ValueError(
                 f"bias is None but the shift changes from {before} to {after}; "
                 "a layer without a bias can only keep its outputs while the shift stays"
@@ -268,11 +341,14 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def _check_new_scale(old: Affine, new: Affine) -> None:
-    if not (is_concrete(old.scale) and is_concrete(new.scale)):
+    if is_numpy(new.scale) and new.scale.ndim == 0 and 0 < abs(new.scale) < math.inf:
         return
-    before, after, seen = to_numpy(old.scale), to_numpy(new.scale), to_numpy(old.seen)
-    if not (np.isfinite(after).all() and np.isfinite(to_numpy(new.shift)).all()):
-        raise ValueError(f"new has scale {after} and shift {to_numpy(new.shift)}; both must be finite")
+    before, known, after, shift = map(values_of, (*old, *new))
+    if before is None or known is None or after is None or shift is None:
+        return
+    seen = ~np.isnan(known)
+    if not np.isfinite(after).all() or np.isinf(shift).any():
+        raise ValueError(f"new has scale {after} and shift {shift}; both must be finite")
     if new.is_dense:
         live = np.any(after, axis=-1, keepdims=True)
         size = np.where(live, np.abs(after).max(-1, keepdims=True), 1.0)
@@ -283,6 +359,6 @@ def _check_new_scale(old: Affine, new: Affine) -> None:
         singular = bool(np.any((after == 0) & seen & spread))
     if singular:
         raise ValueError(
-            f"new.scale is singular: {after}; outputs that differ cannot be kept by a layer whose "
-            "outputs are all the shift"
+            f"new.scale is singular: {after}; a zero scale maps every output to the shift, "
+            "and nothing can be preserved"
         )

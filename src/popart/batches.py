@@ -1,9 +1,7 @@
-"""How a batch of targets is taken in: checked, folded, sifted, and reduced to a few numbers."""
+"""A batch of targets, checked and ready to be summed for statistics of some shape."""
 
 import math
-import sys
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,179 +10,182 @@ from popart._arrays import (
     Namespace,
     arange,
     asarray,
-    from_rank,
-    is_concrete,
+    cast,
     is_float,
-    is_jax,
-    lowest_rank,
+    is_numpy,
     namespace,
-    to_numpy,
-    to_rank,
+    segment_max,
+    segment_sum,
+    values_of,
 )
+from popart.numerics import divide, wide_dtype
 
-BATCH = (0, -1)
-"""The axes of a batch that was folded to (rows, *shape, lanes)."""
 
-LANES = 1024
-"""How long the rows are that XLA goes through one by one."""
+class Across(Protocol):
+    """Replicas that see parts of one batch: how their sums and maxima are joined."""
+
+    def sum(self, x: Array) -> Array: ...
+
+    def max(self, x: Array) -> Array: ...
+
+    def gather(self, x: Array) -> Array:
+        """Stack the arrays of all replicas along a new first axis."""
+        ...
 
 
 class Batch(NamedTuple):
-    """A batch as it was given, each array folded to `(rows, ..., lanes)` and of the same rank."""
+    """Targets `(n, *shape)` in the precision to compute in; 0 where they do not count.
 
-    targets: Array
-    mask: Array = None
-    weights: Array = None
-    index: Array = None
-
-
-class Values(NamedTuple):
-    """Each value of a batch: itself, which count, their weights, and which are left out as not finite.
-
-    Values that do not count are 0. Per-task statistics see every value and count none but their own.
+    With `index`, each belongs to one of several tasks, and sums are `(tasks, *shape)`.
     """
 
     y: Array
-    counts: Array
-    weights: Array
-    bad: Array
+    share: Array
+    """How much each target counts, `(n, ...)`; None: all count once."""
 
-    def weighted(self, x: Array) -> Array:
-        """What `x` adds to a weighted sum: nothing where it does not count."""
-        return namespace(x).where(self.counts, x if self.weights is None else self.weights * x, 0.0)
+    weight: Array
+    """Total weight of the targets of each statistic, over all replicas."""
 
-    def totals(self) -> tuple[Array, Array]:
-        """What each value adds to the total weight, and to the number of values left out."""
-        one = namespace(self.y).ones_like(self.y)
-        return self.weighted(one), namespace(one).where(self.bad, one, 0.0)
+    skipped: Array
+    """Number of targets that were left out because they were not finite."""
 
+    index: Array
+    tasks: int
+    across: Across | None
+    wide: bool
+    """Whether this is a higher precision than that of the statistics."""
 
-class Targets:
-    """A batch for statistics of some shape, whose last `event_axes` axes are measured together."""
+    def each(self, statistic: Array) -> Array:
+        """Return for each target the value of the statistic that it belongs to."""
+        if self.index is None:
+            return statistic
+        return statistic.take(self.index, 0) if is_numpy(statistic) else statistic[self.index]
 
-    def __init__(self, batch: Batch, tasks: int | None = None, event_axes: int = 0) -> None:
-        self.batch = batch
-        self.tasks = tasks
-        self.event_axes = event_axes
-        self.values = self._sift(batch)
+    def mean(self, x: Array) -> Array:
+        """Return weighted means of values `(n, *shape)`; 0 of none."""
+        total = self.sum(x)
+        return total / self.weight if isinstance(self.weight, int) else divide(total, self.weight)
 
-    def _sift(self, batch: Batch) -> Values:
-        """The values of the batch, or of some of its rows."""
-        y, mask, w, index = batch
-        xp = namespace(y)
-        finite = xp.abs(y) < math.inf
-        if self.event_axes:
-            finite = xp.all(finite, axis=-2)[..., None, :]
-        eligible = mask
-        if w is not None:
-            positive = (w > 0) & (w < math.inf)
-            eligible = positive if eligible is None else eligible & positive
-        if self.tasks is not None:
-            task = arange(self.tasks, index)
-            member = index[:, None] == task.reshape((self.tasks, *(1,) * (index.ndim - 1)))
-            eligible = member if eligible is None else member & eligible[:, None]
-            y, finite, w = y[:, None], finite[:, None], None if w is None else w[:, None]
-        counts = finite if eligible is None else finite & eligible
-        bad = ~finite if eligible is None else ~finite & eligible
-        return Values(xp.where(counts, y, 0.0), counts, w, bad)
+    def where_counted(self, new: Array, old: Array) -> Array:
+        """Return new values for statistics that got any weight, and old ones for the rest."""
+        return new if isinstance(self.weight, int) else namespace(new).where(self.weight > 0, new, old)
 
-    def mirrored(self) -> "Targets":
-        """These together with their negatives."""
-        concatenate = namespace(self.batch.targets).concatenate
-        y, *rest = self.batch
-        both = (x if x is None else concatenate((x, x)) for x in rest)
-        return Targets(Batch(concatenate((y, -y)), *both), self.tasks, self.event_axes)
-
-    def sums(self, f: Callable[[Values], tuple[Array, ...]]) -> tuple[Array, ...]:
-        """The sum over the batch of each array that f makes of its values."""
-        return self._reduce("sum", "add", f)
+    def sum(self, x: Array) -> Array:
+        """Return weighted sums of values `(n, *shape)`."""
+        x = x if self.share is None else self.share * x
+        total = x.sum(0) if self.index is None else segment_sum(x, self.index, self.tasks)
+        return total if self.across is None else self.across.sum(total)
 
     def range(self) -> tuple[Array, Array]:
-        """The least and the largest value; 0 of nothing."""
-        xp = namespace(self.batch.targets)
-        if is_jax(xp):
-            return self._range_by_rank()
-        y, counts, *_ = self.values
-        low = xp.amin(xp.where(counts, y, math.inf), axis=BATCH)
-        high = xp.amax(xp.where(counts, y, -math.inf), axis=BATCH)
-        return xp.where(low <= high, low, 0.0), xp.where(low <= high, high, 0.0)
+        """Return the least and the largest target; 0 of none."""
+        xp = namespace(self.y)
+        if xp is np and self.share is None and self.index is None and self.across is None:
+            return self.y.min(0), self.y.max(0)
+        low, high = self._largest(-self.y), self._largest(self.y)
+        return xp.where(low > -math.inf, -low, 0.0), xp.where(high > -math.inf, high, 0.0)
 
-    def _range_by_rank(self) -> tuple[Array, Array]:
-        """The same with integers, which XLA compares in half the time: they have no NaN to look out for."""
-        xp, dtype = namespace(self.batch.targets), self.batch.targets.dtype
-        lowest = lowest_rank(self.batch.targets)
+    def _largest(self, y: Array) -> Array:
+        xp = namespace(y)
+        y = y if self.share is None else xp.where(self.share > 0, y, -math.inf)
+        found = xp.amax(y, 0) if self.index is None else segment_max(y, self.index, self.tasks)
+        return found if self.across is None else self.across.max(found)
 
-        def both_ways(v: Values) -> tuple[Array, Array]:
-            rank = to_rank(v.y)
-            return xp.where(v.counts, rank, lowest), xp.where(v.counts, ~rank, lowest)
+    def mirrored(self) -> "Batch":
+        """Return these targets together with their negatives, which have the same total weight."""
+        xp = namespace(self.y)
+        half = xp.full_like(self.y, 0.5) if self.share is None else self.share / 2
+        index = None if self.index is None else xp.concatenate((self.index, self.index))
+        both = xp.concatenate((self.y, -self.y))
+        return self._replace(y=both, share=xp.concatenate((half, half)), index=index)
 
-        high, down = self._reduce("amax", "maximum", both_ways)
-        some = high > lowest
-        return xp.where(some, from_rank(~down, dtype), 0.0), xp.where(some, from_rank(high, dtype), 0.0)
-
-    def _reduce(
-        self, reduction: str, join: str, f: Callable[[Values], tuple[Array, ...]]
-    ) -> tuple[Array, ...]:
-        """Reduce what f makes of the values over the batch.
-
-        On a CPU, XLA writes what it is about to reduce to memory and reads it back. A loop over rows
-        that stay in the cache takes half the time.
-        """
-        xp = namespace(self.batch.targets)
-        reduce, joined = getattr(xp, reduction), getattr(xp, join)
-        rows, *_, lanes = self.batch.targets.shape
-        if lanes == 1 or rows == 1:
-            return tuple(reduce(x, axis=BATCH) for x in f(self.values))
-        jax = sys.modules["jax"]
-
-        def at_once(batch: Batch) -> tuple[Array, ...]:
-            return tuple(reduce(x, axis=BATCH) for x in f(self._sift(batch)))
-
-        def row_by_row(batch: Batch) -> tuple[Array, ...]:
-            first, rest = (
-                Batch(*(x if x is None else x[at] for x in batch))
-                for at in ((slice(0, 1)), (slice(1, None), None))
-            )
-
-            def add_row(total: tuple[Array, ...], row: Batch) -> tuple[tuple[Array, ...], None]:
-                return tuple(map(joined, total, f(self._sift(row)))), None
-
-            total, _ = jax.lax.scan(add_row, f(self._sift(first)), rest)
-            return tuple(reduce(x, axis=BATCH) for x in total)
-
-        return jax.lax.platform_dependent(self.batch, cpu=row_by_row, default=at_once)
+    def one_column_per_task(self) -> "Batch":
+        """Return the same without an index: all targets for each task, which count in one of them."""
+        if self.index is None:
+            return self
+        mine = self.index[:, None] == arange(self.tasks, self.index)
+        mine = mine.reshape((*mine.shape, *(1,) * (self.y.ndim - 1)))
+        share = cast(mine, self.y.dtype) if self.share is None else mine * self.share[:, None]
+        return self._replace(y=self.y[:, None] * (share > 0), share=share, index=None)
 
 
-def take_in(
-    like: Array, targets: Array, mask: Array, weights: Array, index: Array, event_axes: int
-) -> Targets:
-    """Check a batch against statistics that are like this one, and fold it."""
+def take(
+    like: Array,
+    targets: Array,
+    mask: Array = None,
+    weights: Array = None,
+    index: Array = None,
+    across: Across | None = None,
+    event_axes: int = 0,
+) -> Batch:
+    """Check targets against statistics that are like this one, and make a batch of them.
+
+    The last `event_axes` axes of a target are measured together: it is left out whole.
+    """
     xp, shape = namespace(like), tuple(like.shape)
     if index is not None and not shape:
         raise ValueError("index needs statistics per task, from init((tasks, ...)); these have shape ()")
-    tasks, one = (None, shape) if index is None else (shape[0], shape[1:])
-    y = asarray(xp, targets, like.dtype, like)
+    tasks, one = (0, shape) if index is None else (shape[0], shape[1:])
+    y = asarray(xp, targets, wide_dtype(xp, like.dtype, like), like)
     batch = _batch_shape(tuple(y.shape), one)
+    y = y.reshape((math.prod(batch), *one))
     apart = one[: len(one) - event_axes]
-    n = math.prod(batch)
     if mask is not None:
-        mask = _per_target(asarray(xp, mask, xp.bool, like), batch, apart, event_axes, n, "mask")
+        mask = _per_target(asarray(xp, mask, xp.bool, like), batch, apart, event_axes, "mask")
     if weights is not None:
-        weights = asarray(xp, weights, like.dtype, like)
-        weights = _per_target(weights, batch, apart, event_axes, n, "weights")
+        weights = asarray(xp, weights, y.dtype, like)
+        weights = _per_target(weights, batch, apart, event_axes, "weights")
         _check_weights(weights)
     if index is not None:
-        index = _fold(_checked_index(xp, index, batch, shape[0], like), (1,) * len(one), n)
-    if n == 0:
-        nothing = asarray(xp, xp.zeros((1, *shape, 1)), like.dtype, like)
-        return Targets(Batch(nothing, mask=nothing[..., :1, :] > 0 if event_axes else nothing > 0))
-    return Targets(Batch(_fold(y, one, n), mask, weights, index), tasks, event_axes)
+        index = _checked_index(xp, index, batch, tasks, like).reshape(-1)
+    if not len(y):
+        y, mask, weights, index = _nothing(xp, y, like, index)
+    elif xp is np and mask is None and weights is None and np.isfinite(y).all():
+        count = len(y) if index is None else _counted(index, tasks, y.ndim - 1)
+        return _joined(Batch(y, None, count, 0, index, tasks, across, y.dtype != like.dtype))
+    batch = Batch(y, None, weights, mask, index, tasks, across, y.dtype != like.dtype)
+    return _sifted(xp, batch, event_axes)
 
 
-def _fold(x: Array, shape: tuple[int, ...], n: int) -> Array:
-    """`n` values of this shape as (rows, *shape, lanes)."""
-    lanes = LANES if not shape and n and n % LANES == 0 and is_jax(namespace(x)) else 1
-    return x.reshape((-1, *shape, lanes))
+def _sifted(xp: Namespace, batch: Batch, event_axes: int) -> Batch:
+    """Leave out what is masked, has no weight or task, or is not finite."""
+    y, _, weights, eligible, index, tasks, *_ = batch
+    finite = xp.abs(y) < math.inf
+    if event_axes:
+        finite = xp.all(finite, axis=-1)[..., None]
+    if weights is not None:
+        positive = (weights > 0) & (weights < math.inf)
+        eligible = positive if eligible is None else eligible & positive
+    if index is not None and xp is not np:
+        valid = ((index >= 0) & (index < tasks)).reshape((-1, *(1,) * (y.ndim - 1)))
+        eligible = valid if eligible is None else eligible & valid
+        index = index.clip(0, max(tasks - 1, 0))
+    counts = finite if eligible is None else finite & eligible
+    share = cast(counts, y.dtype) if weights is None else xp.where(counts, weights, 0.0)
+    bad = ~finite if eligible is None else ~finite & eligible
+    batch = batch._replace(y=xp.where(counts, y, 0.0), index=index)
+    skipped = batch.sum(cast(bad, y.dtype))
+    everything = eligible is None and index is None and batch.across is None
+    weight = len(y) - skipped if everything else batch.sum(share)
+    return batch._replace(share=share, weight=weight, skipped=skipped)
+
+
+def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, ...]:
+    """Return one target that does not count, for a batch of none."""
+    y = asarray(xp, xp.zeros((1, *y.shape[1:])), y.dtype, like)
+    first = y.reshape(-1)[:1]
+    return y, first.reshape((1,) * y.ndim) > 0, None, None if index is None else cast(first, index.dtype)
+
+
+def _joined(batch: Batch) -> Batch:
+    """Add up the weights of replicas, of a batch of which all targets count."""
+    if batch.across is None:
+        return batch
+    weight = np.broadcast_to(np.asarray(batch.weight, batch.y.dtype), batch.y.shape[1:])
+    return batch._replace(weight=batch.across.sum(weight), skipped=batch.across.sum(0 * weight))
+
+
+def _counted(index: Array, tasks: int, axes: int) -> Array:
+    return np.bincount(index, minlength=tasks).reshape((tasks, *(1,) * axes))
 
 
 def _batch_shape(shape: tuple[int, ...], one: tuple[int, ...]) -> tuple[int, ...]:
@@ -198,36 +199,34 @@ def _batch_shape(shape: tuple[int, ...], one: tuple[int, ...]) -> tuple[int, ...
 
 
 def _per_target(
-    x: Array, batch: tuple[int, ...], apart: tuple[int, ...], event_axes: int, n: int, name: str
+    x: Array, batch: tuple[int, ...], apart: tuple[int, ...], event_axes: int, name: str
 ) -> Array:
-    """An argument of shape `(*batch,)` or `(*batch, *apart)`, folded to the rank of the targets."""
+    """Bring an argument of shape `(*batch,)` or `(*batch, *apart)` to the rank of the targets."""
     shape = tuple(x.shape)
     if shape not in (batch, (*batch, *apart)):
         allowed = " or ".join(map(str, dict.fromkeys((batch, (*batch, *apart)))))
         raise ValueError(f"{name} has shape {shape}; it may have {allowed}")
     sizes = (1,) * len(apart) if shape == batch else apart
-    return _fold(x, (*sizes, *(1,) * event_axes), n)
+    return x.reshape((math.prod(batch), *sizes, *(1,) * event_axes))
 
 
 def _check_weights(w: Array) -> None:
-    if is_concrete(w):
-        values = to_numpy(w)
-        if values.size and not (values.min() >= 0 and values.max() < float("inf")):
-            raise ValueError(f"weights reach from {values.min()} to {values.max()}; they must be in [0, inf)")
+    values = values_of(w)
+    if values is not None and values.size and not (values.min() >= 0 and values.max() < math.inf):
+        raise ValueError(f"weights reach from {values.min()} to {values.max()}; they must be in [0, inf)")
 
 
-def _checked_index(xp: Namespace, index: Array, batch: tuple[int, ...], tasks: int, like: Array) -> Array:
+def _checked_index(xp: Namespace, index: Any, batch: tuple[int, ...], tasks: int, like: Array) -> Array:
     if namespace(index) is not xp or not hasattr(index, "dtype"):
         index = asarray(xp, np.asarray(index), None, like)
     if is_float(xp, index.dtype) or index.dtype == xp.bool:
         raise ValueError(f"index has dtype {index.dtype}; it must be of integers")
     if tuple(index.shape) != batch:
         raise ValueError(f"index has shape {tuple(index.shape)}; the batch has shape {batch}")
-    if is_concrete(index):
-        values = to_numpy(index)
-        if values.size and not 0 <= values.min() <= values.max() < tasks:
-            raise ValueError(
-                f"index reaches from {values.min()} to {values.max()}; "
-                f"these statistics are of tasks 0 to {tasks - 1}"
-            )
+    values = values_of(index)
+    if values is not None and values.size and not 0 <= values.min() <= values.max() < tasks:
+        raise ValueError(
+            f"index reaches from {values.min()} to {values.max()}; "
+            f"these statistics are of tasks 0 to {tasks - 1}"
+        )
     return index

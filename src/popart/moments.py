@@ -1,31 +1,23 @@
 r"""Normalisation by mean and variance (Eq. 3, Eq. 4, Proposition 2), scalar, diagonal and dense."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from popart._arrays import (
-    Array,
-    accumulate,
-    asarray,
-    divide,
-    eps_of,
-    eye,
-    is_jax,
-    namespace,
-    unit,
-)
+import numpy as np
+
+from popart._arrays import Array, asarray, cast, eps_of, eye, namespace
 from popart.affine import Affine
-from popart.batches import BATCH, Batch, Targets, Values
+from popart.batches import Batch
 from popart.correspondence import check_std
-from popart.rules import Rule, check_settings, empty, step_size, tally
+from popart.numerics import accumulate, divide, joined, split, unit, widened
+from popart.rules import Rule, check_settings, step_size, tally, zeros
 from popart.steps import Step
 
 
 class MomentsState(NamedTuple):
-    """Rows of `moments`: the mean, the standard deviation, and what the last bit of each cannot hold."""
+    """Rows of `moments`: mean, standard deviation, and what the last bit of each cannot hold."""
 
     counts: Array
     moments: Array
@@ -39,17 +31,8 @@ class MomentsState(NamedTuple):
         return self.moments[1]
 
 
-class MomentsSummary(NamedTuple):
-    """Total weight, mean and standard deviation of a batch."""
-
-    weight: Array
-    mean: Array
-    std: Array
-    skipped: Array
-
-
-@dataclass(frozen=True)
-class Moments(Rule[MomentsState, MomentsSummary]):
+@dataclass(frozen=True, repr=False)
+class Moments(Rule[MomentsState]):
     r"""Normalise to mean 0 and standard deviation s (Eq. 4; minibatches as in the appendix).
 
     $$\mu_t = (1 - \beta_t) \mu_{t-1} + \beta_t \bar Y_t \qquad
@@ -84,29 +67,82 @@ class Moments(Rule[MomentsState, MomentsSummary]):
             raise ValueError(f"epsilon is {self.epsilon!r}; it must be in [0, inf)")
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> MomentsState:
-        zero, counts = empty(shape, like)
+        counts, zero = zeros(shape, like)
         return MomentsState(counts, _start(zero, self.nu0))
 
-    def affine(self, state: MomentsState) -> Affine:
-        mu, sigma = _resolved(state.moments)
-        seen = (state.counts[0] > 0) | (self.nu0 is not None)
-        if self.epsilon:
-            sigma = namespace(mu).where(seen, sigma.clip(math.sqrt(self.epsilon), None), 0.0)
-        return Affine(sigma / self.std, mu, seen)
-
-    def _summarize(self, state: MomentsState, targets: Targets) -> MomentsSummary:
-        return MomentsSummary(*_measure(targets, state.mu))
-
-    def _merge(self, stacked: MomentsSummary) -> MomentsSummary:
-        merged = _merge(stacked.weight, stacked.mean, stacked.std)
-        return MomentsSummary(*merged, stacked.skipped.sum(0))
-
-    def _absorb(self, state: MomentsState, summary: MomentsSummary) -> MomentsState:
-        weight, mean, std, skipped = summary
+    def absorb(self, state: MomentsState, batch: Batch) -> MomentsState:
+        mean, std = measure(batch, self.symmetric)
         beta, fresh = step_size(self.beta, self.nu0, state.counts[0], mean)
-        moments = _advance(state.moments, mean, std, beta, fresh)
-        moments = namespace(moments).where(weight > 0, moments, state.moments)
-        return MomentsState(tally(state.counts, weight, skipped), moments)
+        moments = advance(state.moments, mean, std, beta, fresh)
+        return MomentsState(tally(state.counts, batch), batch.where_counted(moments, state.moments))
+
+    def affine(self, state: MomentsState) -> Affine:
+        mu, sigma = state.moments[0], state.moments[1]
+        seen = True if self.nu0 is not None else state.counts[0] > 0
+        if self.epsilon:
+            floored = sigma.clip(math.sqrt(self.epsilon), None)
+            sigma = floored if seen is True else namespace(mu).where(seen, floored, 0.0)
+        affine = self.finish(sigma, mu, seen)
+        return affine if self.std == 1 else affine._replace(scale=affine.scale / self.std)
+
+
+def advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) -> Array:
+    """Return the moments after a batch (Eq. 4); where fresh, those of the batch itself."""
+    xp = namespace(moments)
+    if mean.dtype == moments.dtype:
+        return _advance_in_one_precision(moments, mean, std, beta, fresh)
+    mu, sigma = joined(moments[:2], moments[2:], mean.dtype)
+    delta = mean - mu
+    mu = mu + beta * delta
+    sigma = xp.sqrt((1 - beta) * (sigma**2 + beta * delta**2) + beta * std**2)
+    if isinstance(fresh, np.bool_):
+        new = np.array((mean, std) if fresh else (mu, sigma))
+    else:
+        new = xp.where(fresh, xp.stack((mean, std)), xp.stack((mu, sigma)))
+    return xp.concatenate(split(new, moments.dtype))
+
+
+def _advance_in_one_precision(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) -> Array:
+    r"""Return the same with units and carries.
+
+    The increment of $\sigma$ is that of $\sigma^2$ divided by $\sigma_t + \sigma_{t-1}$, so that what
+    rounding loses of it can be carried, as for $\mu$.
+    """
+    xp = namespace(moments)
+    u, per_u = unit(moments[0], moments[1], mean, std)
+    mu, sigma, mu_carry, sigma_carry = moments * per_u
+    y, s = mean * per_u, std * per_u
+    delta = (y - mu) - eps_of(mu.dtype) * mu_carry
+    root = xp.sqrt((1 - beta) * (sigma**2 + beta * delta**2) + beta * s**2)
+    growth = divide(beta * ((1 - beta) * delta**2 + s**2 - sigma**2), root + sigma)
+    near = xp.abs(growth) <= sigma / 2
+    mu, mu_carry = accumulate(mu, mu_carry, beta * delta)
+    grown, sigma_carry = accumulate(sigma, sigma_carry, growth)
+    moved = xp.stack((mu, xp.where(near, grown, root), mu_carry, xp.where(near, sigma_carry, 0.0)))
+    adopted = xp.stack((y, s, 0 * y, 0 * s))
+    return u * xp.where(fresh, adopted, moved)
+
+
+def measure(batch: Batch, symmetric: bool = False) -> tuple[Array, Array]:
+    """Return the mean and the standard deviation of a batch; 0 of none.
+
+    In one precision, deviations are taken from the middle of the range, which is one of the targets if all
+    are the same, so that a constant batch has a spread of 0 and not of a rounding error.
+    """
+    if batch.wide:
+        return _in_two_passes(batch, batch.y, symmetric)
+    low, high = batch.range()
+    u, per_u = unit(low, high)
+    middle = 0 * u if symmetric else (low * per_u + high * per_u) / 2
+    y = batch.y * batch.each(per_u) - batch.each(middle)
+    mean, std = _in_two_passes(batch, y, symmetric)
+    return u * (middle + mean), u * std
+
+
+def _in_two_passes(batch: Batch, y: Array, symmetric: bool) -> tuple[Array, Array]:
+    mean = batch.mean(y)
+    mean = 0 * mean if symmetric else mean
+    return mean, namespace(y).sqrt(batch.mean((y - batch.each(mean)) ** 2))
 
 
 class CovarianceState(NamedTuple):
@@ -117,25 +153,15 @@ class CovarianceState(NamedTuple):
     factor: Array
 
 
-class CovarianceSummary(NamedTuple):
-    """Total weight of a batch, moments of each output, and the Cholesky factor of their correlations."""
-
-    weight: Array
-    mean: Array
-    std: Array
-    factor: Array
-    skipped: Array
-
-
-@dataclass(frozen=True)
-class Covariance(Rule[CovarianceState, CovarianceSummary]):
+@dataclass(frozen=True, repr=False)
+class Covariance(Rule[CovarianceState]):
     r"""Normalise k outputs together to white targets, with a dense $\Sigma$.
 
     The running covariance follows the same equation as the variance in `Moments`. $\Sigma$ is its
-    lower Cholesky factor divided by s, so that $\Sigma^{-1}(Y - \mu)$ has covariance $s^2 I$. What is
-    kept are standard deviations and the factor L of the correlations $L L^\top$: outputs of very
-    different size do not disturb each other, and rounding cannot make the covariance indefinite. It is
-    updated by orthogonal transformations of what it is the product of,
+    lower Cholesky factor divided by s, so that $\Sigma^{-1}(Y - \mu)$ has covariance $s^2 I$. The state has
+    standard deviations and the factor L of the correlations $L L^\top$: outputs of very different size do
+    not disturb each other, and rounding cannot make the covariance indefinite. L is updated by orthogonal
+    transformations of
 
     $$L_t L_t^\top = M M^\top \qquad M = \left[\sqrt{1-\beta}\, A L_{t-1},\;
       \sqrt{(1-\beta)\beta}\, d,\; \sqrt\beta\, S L\right]$$
@@ -152,171 +178,76 @@ class Covariance(Rule[CovarianceState, CovarianceSummary]):
     std: float = 1.0
     nu0: float | None = None
 
+    event_axes = 1
+
     def __post_init__(self) -> None:
         check_settings(self.beta, self.nu0)
         check_std(self.std)
 
-    @property
-    def _event_axes(self) -> int:
-        return 1
-
     def init(self, shape: Sequence[int] = (1,), like: Array = None) -> CovarianceState:
         if not tuple(shape):
             raise ValueError("shape is (); a covariance needs an axis of outputs: (k,) or (tasks, k)")
-        zero, _ = empty(shape, like)
-        _, counts = empty(tuple(shape)[:-1], like)
+        _, zero = zeros(shape, like)
+        counts, _ = zeros(tuple(shape)[:-1], like)
         return CovarianceState(counts, _start(zero, self.nu0), zero[..., None] + eye(zero))
 
-    def affine(self, state: CovarianceState) -> Affine:
-        mu, sigma = _resolved(state.moments)
-        jitter = math.sqrt(8 * mu.shape[-1] * eps_of(mu))
-        L = _factor([state.factor, jitter * eye(mu) + 0 * state.factor])
-        seen = (state.counts[0] > 0) | (self.nu0 is not None)
-        return Affine(sigma[..., None] * L / self.std, mu, seen[..., None])
-
-    def _summarize(self, state: CovarianceState, targets: Targets) -> CovarianceSummary:
-        weight, mean, std, skipped = _measure(targets, state.moments[0])
-        xp, values = namespace(mean), targets.values
-        z = Affine(std[..., None], mean[..., None]).normalize(values.y)
-        z = z - divide(values.weighted(z).sum(BATCH), weight)[..., None]
-        share, _ = values.totals()
-        columns = xp.moveaxis(xp.sqrt(share) * z, 0, -1)[..., 0, :]
-        return CovarianceSummary(weight[..., 0], mean, std, _factor([columns]), skipped[..., 0])
-
-    def _merge(self, stacked: CovarianceSummary) -> CovarianceSummary:
-        n = stacked.weight[..., None]
-        weight, mean, std = _merge(n, stacked.mean, stacked.std)
-        share = namespace(n).sqrt(divide(n, weight))[..., None]
-        within = share * divide(stacked.std, std)[..., None] * stacked.factor
-        between = share * Affine(std, mean).normalize(stacked.mean)[..., None]
-        factor = _factor([*within, *between])
-        return CovarianceSummary(weight[..., 0], mean, std, factor, stacked.skipped.sum(0))
-
-    def _absorb(self, state: CovarianceState, summary: CovarianceSummary) -> CovarianceState:
-        weight, mean, std, factor, skipped = summary
-        xp = namespace(mean)
-        beta, fresh = step_size(self.beta, self.nu0, state.counts[0], mean)
-        moments = _advance(state.moments, mean, std, beta[..., None], fresh[..., None])
-        sigma, b = moments[1], beta[..., None, None]
-        before = divide(state.moments[1], sigma)[..., None] * state.factor
-        jump = Affine(sigma, state.moments[0]).normalize(mean)[..., None]
+    def absorb(self, state: CovarianceState, batch: Batch) -> CovarianceState:
+        xp, counts, old = namespace(batch.y), tally(state.counts, batch, axis=True), widened(state.factor)
+        mean, std = measure(batch, self.symmetric)
+        factor = self._factor_of(batch, mean, std)
+        beta, fresh = (x[..., None] for x in step_size(self.beta, self.nu0, state.counts[0], mean))
+        moments = advance(state.moments, mean, std, beta, fresh)
+        mu, sigma, b = widened(state.moments[0]), widened(moments[1]), beta[..., None]
+        before = divide(widened(state.moments[1]), sigma)[..., None] * old
+        jump = Affine(sigma, mu).normalize(mean)[..., None]
         within = divide(std, sigma)[..., None] * factor
         moved = _factor([xp.sqrt(1 - b) * before, xp.sqrt((1 - b) * b) * jump, xp.sqrt(b) * within])
-        got = (weight > 0)[..., None]
-        moved = xp.where(fresh[..., None, None], factor, moved)
+        moved = cast(xp.where(fresh[..., None], factor, moved), state.factor.dtype)
+        got = asarray(xp, batch.weight, mean.dtype, mean) > 0
         return CovarianceState(
-            tally(state.counts, weight, skipped),
-            xp.where(got, moments, state.moments),
-            xp.where(got[..., None], moved, state.factor),
+            counts, xp.where(got, moments, state.moments), xp.where(got[..., None], moved, state.factor)
         )
+
+    def _factor_of(self, batch: Batch, mean: Array, std: Array) -> Array:
+        """Return the factor of the correlations of a batch, over all replicas."""
+        xp, wide = namespace(mean), batch.one_column_per_task()
+        z = Affine(std, mean).normalize(wide.y)
+        z = z if self.symmetric else z - wide.mean(z)
+        columns = xp.moveaxis(z if wide.share is None else xp.sqrt(wide.share) * z, 0, -1)
+        if batch.across is None:
+            return _factor([columns])
+        return _factor(list(batch.across.gather(_triangle(columns))))
+
+    def affine(self, state: CovarianceState) -> Affine:
+        mu, sigma = state.moments[0], state.moments[1]
+        jitter = math.sqrt(8 * mu.shape[-1] * eps_of(mu.dtype))
+        L = _factor([state.factor, jitter * eye(mu) + 0 * state.factor])
+        seen = True if self.nu0 is not None else (state.counts[0] > 0)[..., None]
+        floor = eps_of(mu.dtype) * namespace(mu).abs(mu)
+        sigma = namespace(mu).where(sigma > 0, namespace(mu).maximum(sigma, floor), 0.0)
+        return self.finish(sigma[..., None] * L / self.std, mu, seen)
 
 
 def _factor(blocks: Sequence[Array]) -> Array:
-    """The lower factor L of the correlations that M Mᵀ has, where M is made of blocks of columns.
+    """Return the lower factor L of the correlations that M Mᵀ has, where M is made of blocks of columns.
 
     Its rows have length 1 and its diagonal is not negative. The row of an output that does not vary is
     that of the identity.
     """
     xp = namespace(*blocks)
     columns = xp.concatenate(list(blocks), axis=-1)
-    still = asarray(xp, ~xp.any(columns != 0, axis=-1), columns.dtype, columns)
+    still = cast(~xp.any(columns != 0, axis=-1), columns.dtype)
     one = eye(still)
-    M = xp.concatenate([columns, still[..., None] * one], axis=-1)
-    L = xp.swapaxes(xp.linalg.qr(xp.swapaxes(M, -1, -2))[1], -1, -2)
-    negative = asarray(xp, (L * one).sum(-1) < 0, L.dtype, L)
+    L = _triangle(xp.concatenate([columns, still[..., None] * one], axis=-1))
+    negative = cast((L * one).sum(-1) < 0, L.dtype)
     return L * (1 - 2 * negative)[..., None, :] / xp.sqrt((L * L).sum(-1))[..., None]
+
+
+def _triangle(M: Array) -> Array:
+    """Return a lower triangle L with L Lᵀ = M Mᵀ."""
+    xp = namespace(M)
+    return xp.swapaxes(xp.linalg.qr(xp.swapaxes(M, -1, -2))[1], -1, -2)
 
 
 def _start(zero: Array, nu0: float | None) -> Array:
     return namespace(zero).stack((zero, zero + math.sqrt(nu0 or 0.0), zero, zero))
-
-
-def _resolved(moments: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation, of which the mean's precision can tell any that is not 0."""
-    xp = namespace(moments)
-    mu, sigma = moments[0], moments[1]
-    return mu, xp.where(sigma > 0, xp.maximum(sigma, eps_of(mu) * xp.abs(mu)), 0.0)
-
-
-def _measure(targets: Targets, about: Array) -> tuple[Array, Array, Array, Array]:
-    """Total weight, mean (near `about`, perhaps) and deviation of a batch; and how many were left out."""
-    on_gpu = is_jax(namespace(about)) and sys.modules["jax"].default_backend() != "cpu"
-    return measure_at_once(targets, about) if on_gpu else measure_in_passes(targets)
-
-
-def measure_in_passes(targets: Targets) -> tuple[Array, Array, Array, Array]:
-    """Range, mean and deviations one after the other: the least work.
-
-    Deviations are taken from the middle of the range, which is one of the targets if all are the
-    same, so that a constant batch has a spread of 0 and not of a rounding error.
-    """
-    low, high = targets.range()
-    u, per_u = unit(low, high)
-    middle = (low * per_u + high * per_u) / 2
-
-    def deviation(values: Values) -> Array:
-        return values.y * per_u[..., None] - middle[..., None]
-
-    weight, skipped, total = targets.sums(lambda v: (*v.totals(), v.weighted(deviation(v))))
-    mean = divide(total, weight)
-    (total,) = targets.sums(lambda v: (v.weighted((deviation(v) - mean[..., None]) ** 2),))
-    return weight, u * (middle + mean), u * namespace(total).sqrt(divide(total, weight)), skipped
-
-
-def measure_at_once(targets: Targets, about: Array) -> tuple[Array, Array, Array, Array]:
-    """The same in one reduction, of JAX's arrays: a GPU takes longer to start another than to do this.
-
-    Two parts of a batch are merged into one by their weights, means, and roots of summed squares. Means
-    are of differences (halved, so that none overflows) from some number of the size of the targets, so
-    that rounding them costs no more than it does in several passes.
-    """
-    jax, values = sys.modules["jax"], targets.values
-    xp = namespace(values.y)
-    weight, skipped = xp.broadcast_arrays(*values.totals())
-    centre = xp.where(about == 0, values.y[0, ..., 0], about) / 2
-    y = xp.where(values.counts, values.y / 2 - centre[..., None], 0.0)
-    zero = xp.zeros((), y.dtype)
-
-    def merge(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-        (n_a, mean_a, root_a, skipped_a), (n_b, mean_b, root_b, skipped_b) = a, b
-        u, per_u = unit(mean_a, mean_b, root_a, root_b)
-        n, apart = n_a + n_b, mean_b * per_u - mean_a * per_u
-        share = divide(n_b, n)
-        squares = (root_a * per_u) ** 2 + (root_b * per_u) ** 2 + n_a * share * apart**2
-        return n, mean_a + u * (share * apart), u * xp.sqrt(squares), skipped_a + skipped_b
-
-    parts = weight, y, xp.zeros_like(y), skipped
-    n, mean, root, left_out = jax.lax.reduce(parts, (zero,) * 4, merge, (0, y.ndim - 1))
-    got = n > 0
-    return n, xp.where(got, 2 * (centre + mean), 0.0), 2 * divide(root, xp.sqrt(n)), left_out
-
-
-def _merge(n: Array, mean: Array, std: Array) -> tuple[Array, Array, Array]:
-    """Total weight, mean and standard deviation of batches, stacked along the first axis, as one."""
-    xp = namespace(mean)
-    parts = Targets(Batch(mean[..., None], weights=n[..., None]))
-    weight, centre, between, _ = _measure(parts, mean[0])
-    u, per_u = unit(xp.amax(std, axis=0), between)
-    within = divide((n * (std * per_u) ** 2).sum(0), weight)
-    return weight, centre, u * xp.sqrt(within + (between * per_u) ** 2)
-
-
-def _advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) -> Array:
-    r"""Eq. 4 without cancellation; where fresh, the batch is adopted.
-
-    The increment of $\sigma$ is that of $\sigma^2$ divided by $\sigma_t + \sigma_{t-1}$, so that what
-    rounding loses of it can be carried, as for $\mu$.
-    """
-    xp = namespace(moments)
-    u, per_u = unit(moments[0], moments[1], mean, std)
-    mu, sigma, mu_carry, sigma_carry = moments * per_u
-    y, s = mean * per_u, std * per_u
-    delta = (y - mu) - eps_of(mu) * mu_carry
-    root = xp.sqrt((1 - beta) * (sigma**2 + beta * delta**2) + beta * s**2)
-    growth = divide(beta * ((1 - beta) * delta**2 + s**2 - sigma**2), root + sigma)
-    near = xp.abs(growth) <= sigma / 2
-    mu, mu_carry = accumulate(mu, mu_carry, beta * delta)
-    grown, sigma_carry = accumulate(sigma, sigma_carry, growth)
-    moved = xp.stack((mu, xp.where(near, grown, root), mu_carry, xp.where(near, sigma_carry, 0.0)))
-    adopted = xp.stack((y, s, 0 * y, 0 * s))
-    return u * xp.where(fresh, adopted, moved)

@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from popart._arrays import Array, is_concrete, namespace
+from popart._arrays import Array, is_numpy, namespace
 
 Step = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
 class constant:
-    r"""$\beta_t = \beta$: an exponential moving average that remembers where it started."""
+    r"""$\beta_t = \beta$: an exponential moving average that remembers its initial value."""
 
     beta: float
 
@@ -27,7 +27,10 @@ class constant:
 
 @dataclass(frozen=True)
 class harmonic:
-    r"""$\beta_t = 1/t$: the average of all data, as in Eq. 3."""
+    r"""$\beta_t = 1/t$: the average of all batches, as in Eq. 3.
+
+    A batch is one step, whatever its size, so it is the average of all targets if batches are equally large.
+    """
 
     def __call__(self, t: Array) -> Array:
         return 1 / t
@@ -50,19 +53,19 @@ class debiased:
 
 
 def _debias(beta: float, t: Array) -> Array:
-    if is_concrete(beta) and beta == 1:
+    if is_numpy(beta) and beta == 1:
         return 1 + 0 * t
     log = math.log1p(-beta) if isinstance(beta, float) else namespace(beta).log1p(-beta)
     return (beta / -namespace(t).expm1(t * log)).clip(None, 1.0)
 
 
 def check_beta(beta: float) -> None:
-    if is_concrete(beta) and not 0 < beta <= 1:
+    if is_numpy(beta) and not 0 < beta <= 1:
         raise ValueError(f"beta is {beta!r}; it must be in (0, 1]")
 
 
 def step_at(beta: float | Step, t: Array, *, start_counts: bool) -> Array:
-    """The step that a rule's `beta` stands for, at t.
+    """Return the step that a rule's `beta` stands for, at t.
 
     A float is debiased, unless the rule starts from values that are meant to count: debiasing would
     forget these at the first target.

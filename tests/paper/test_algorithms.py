@@ -3,7 +3,7 @@
 import numpy as np
 
 import popart
-from popart.algorithms import Parameters, PopArtParameters, normalized_sgd, pop_art_sgd
+from popart.reference import Parameters, PopArtParameters, normalized_sgd, pop_art_sgd
 from tests.paper.network import tanh_network
 
 ALPHA = 0.05

@@ -48,7 +48,7 @@ _linear.defvjp(_linear_forward, _linear_backward)
 
 
 def normalize_gradient(
-    x: Array, art: Rule[Any, Any], state: Any, probe: Array = None, weight: float | Array = 1.0
+    x: Array, art: Rule[Any], state: Any, probe: Array = None, weight: float | Array = 1.0
 ) -> Array:
     r"""`x` itself, with a backward pass that normalises the gradient: Deep Pop-Art for sources that merge.
 
@@ -57,7 +57,7 @@ def normalize_gradient(
     as it was. Gradients are divided by the scale that `art` has after it has seen them too, and multiplied
     by `weight`, the importance of this source: the root mean square that its numbers are to have. (A mean
     over n losses makes gradients of 1/n; `weight=1/n` brings that back.) `art` must have no shift, such as
-    `popart.Symmetric(popart.Moments(1e-2))`.
+    `popart.Moments(1e-2, symmetric=True)`.
 
     A pure function cannot keep what it sees on the way back. `probe`, zeros like x, is given so that
     there is something to differentiate by: its gradient is the one that came in.
@@ -66,24 +66,24 @@ def normalize_gradient(
         states = {name: art.update(states[name], seen[name]) for name in states}
     """
     if art.has_shift:
-        raise ValueError(f"art is {art!r}, which would shift gradients; use popart.Symmetric(art)")
+        raise ValueError(f"art is {art!r}, which would shift gradients; give it symmetric=True")
     probe = jnp.zeros_like(x) if probe is None else probe
     return _normalize(art, x, probe, state, jnp.asarray(weight, x.dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _normalize(art: Rule[Any, Any], x: Array, probe: Array, state: Any, weight: Array) -> Array:
+def _normalize(art: Rule[Any], x: Array, probe: Array, state: Any, weight: Array) -> Array:
     return x
 
 
 def _normalize_forward(
-    art: Rule[Any, Any], x: Array, probe: Array, state: Any, weight: Array
+    art: Rule[Any], x: Array, probe: Array, state: Any, weight: Array
 ) -> tuple[Array, tuple[Any, Array]]:
     return x, (state, weight)
 
 
 def _normalize_backward(
-    art: Rule[Any, Any], saved: tuple[Any, Array], gradient: Array
+    art: Rule[Any], saved: tuple[Any, Array], gradient: Array
 ) -> tuple[Array | None, ...]:
     state, weight = saved
     affine = art.affine(art.update(state, gradient))

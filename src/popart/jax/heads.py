@@ -6,12 +6,13 @@ A head is a pytree with a weight and perhaps a bias, found by the names that lib
 `value` and `advantage` has dueling streams.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from popart.affine import Affine, Change, Layout, change_of
+from popart.affine import Affine, Change, Layout, change_of, limited
 from popart.rules import Rule
 
 Array = Any
@@ -27,7 +28,7 @@ class Step(NamedTuple):
     change: Change
 
 
-def init(art: Rule[Any, Any], head: Tree, *, per_output: bool = False) -> Any:
+def init(art: Rule[Any], head: Tree, *, per_output: bool = False) -> Any:
     """The statistics for a head before any target: one for all outputs (of each head), or one per output."""
     layers = layers_of(head)
     if per_output and len(layers) > 1:
@@ -39,7 +40,7 @@ def init(art: Rule[Any, Any], head: Tree, *, per_output: bool = False) -> Any:
 
 
 def step(
-    art: Rule[Any, Any],
+    art: Rule[Any],
     state: Any,
     head: Tree,
     targets: Array,
@@ -48,11 +49,13 @@ def step(
     mask: Array = None,
     weights: Array = None,
     index: Array = None,
+    max_norm: float | None = None,
 ) -> Step:
     """ART, then POP: the statistics and the head after a batch of targets, and these normalised.
 
-    No output changes. The loss compares normalised targets with the outputs of the *new* head, and its
-    gradient goes to the new head.
+    No output changes, unless `max_norm` is reached. The loss compares normalised targets with the outputs of
+    the *new* head, and its gradient goes to the new head. No gradient goes through the targets, which may be
+    bootstrapped.
 
         state, head, y, change = popart.jax.step(art, state, head, targets)
 
@@ -66,17 +69,21 @@ def step(
         weights: how much each counts, `(*batch,)`.
         index: which output (or head) each target is of, `(*batch,)`. Statistics that all share do not
             depend on it.
+        max_norm: preserve outputs only while this does not make the norm of an output's weights larger than
+            `max_norm`. For targets that may become much smaller; the guide recommends 3. `None` sets no
+            limit.
     """
     layers, leaves, treedef = open_head(head)
     _check_bias(art, layers)
+    targets = jax.lax.stop_gradient(targets)
     old = art.affine(state)
     index = index if old.shift.ndim else None
-    summary = art.summarize(state, targets, mask=mask, weights=weights, index=index)
-    if axis_name is not None:
-        summary = art.merge(jax.lax.all_gather(summary, axis_name))
-    new_state = art.absorb(state, summary)
+    across = None if axis_name is None else Axis(axis_name)
+    new_state = art.update(state, targets, mask=mask, weights=weights, index=index, across=across)
     new = art.affine(new_state)
     change = change_of(_over_outputs(old, leaves, layers), _over_outputs(new, leaves, layers))
+    if max_norm is not None:
+        change = limited(change, [(leaves[layer.weight], layer.layout) for layer in layers], max_norm)
     head = jax.tree.unflatten(treedef, rescaled(leaves, layers, change))
     affine = new if index is None else new.select(index)
     return Step(new_state, head, affine.normalize(targets), change)
@@ -93,7 +100,7 @@ def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
     return g if index is None else _chosen(g, index)
 
 
-def values(art: Rule[Any, Any], state: Any, head: Tree, h: Array, *, index: Array = None) -> Array:
+def values(art: Rule[Any], state: Any, head: Tree, h: Array, *, index: Array = None) -> Array:
     r"""The outputs in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2), or one for each row of h.
 
     Before any target they are 0, and while all targets are the same they are that.
@@ -110,7 +117,7 @@ def _chosen(g: Array, index: Array) -> Array:
 
 
 def polyak(
-    art: Rule[Any, Any], target: tuple[Any, Tree], online: tuple[Any, Tree], tau: float | Array
+    art: Rule[Any], target: tuple[Any, Tree], online: tuple[Any, Tree], tau: float | Array
 ) -> tuple[Any, Tree]:
     r"""$(1 - \tau)$ times one head plus $\tau$ times another, as functions in the targets' units.
 
@@ -123,6 +130,22 @@ def polyak(
     moved = rescaled(leaves, layers, change_of(*affines, adopt=False))
     averaged = [x + tau * (y - x) for x, y in zip(moved, jax.tree.leaves(other), strict=True)]
     return theirs, jax.tree.unflatten(treedef, averaged)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Replicas along a named axis, or several."""
+
+    name: Any
+
+    def sum(self, x: Array) -> Array:
+        return jax.lax.psum(x, self.name)
+
+    def max(self, x: Array) -> Array:
+        return jax.lax.pmax(x, self.name)
+
+    def gather(self, x: Array) -> Array:
+        return jax.lax.all_gather(x, self.name)
 
 
 class Layer(NamedTuple):
@@ -146,11 +169,11 @@ def open_head(head: Tree) -> tuple[list[Layer], list[Array], Any]:
     return layers, leaves, treedef
 
 
-def _check_bias(art: Rule[Any, Any], layers: list[Layer]) -> None:
+def _check_bias(art: Rule[Any], layers: list[Layer]) -> None:
     if layers[0].bias is None and art.has_shift:
         raise ValueError(
             f"head has no bias, and art is {art!r}, which has a shift that only a bias can make up for; "
-            "use popart.Symmetric(art)"
+            "give it symmetric=True"
         )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import popart
+import popart.correspondence
 from popart.lab.cli import main
 from popart.lab.experiments.histograms.config import Histograms
 from popart.lab.experiments.histograms.run import BOUNDS, BURN_IN, beta_of, normalized, targets, variances
@@ -81,7 +82,7 @@ def test_the_variance_falls_with_beta_but_is_set_by_s(rows: list[dict[str, float
 
 
 def test_bounds_and_step_sizes_are_inverse() -> None:
-    np.testing.assert_allclose([popart.bound(beta_of(b)) for b in BOUNDS], BOUNDS, rtol=1e-5)
+    np.testing.assert_allclose([popart.correspondence.bound(beta_of(b)) for b in BOUNDS], BOUNDS, rtol=1e-5)
 
 
 def test_the_command_draws_the_figure_and_finds_what_the_paper_says(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_run_of_a_small_game_is_refused(
 ) -> None:
     small = shutil.copytree(asterix, tmp_path / "small")
     manifest = json.loads((small / "manifest.json").read_text(encoding="utf-8"))
-    manifest["settings"].update(game="catch", sticky=0.0)
+    manifest["settings"].update(game="catch", sticky=0.0, groups=1)
     (small / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(SystemExit):
         main(["watch", str(small), "--device", "cpu"])

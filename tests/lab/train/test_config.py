@@ -95,10 +95,22 @@ def test_the_learning_rate_depends_on_agent_and_optimizer_unless_it_is_given() -
     assert [one.agent.learning_rate for one in given] == [1e-4] * 3
 
 
-def test_the_three_agents_differ_in_nothing_else() -> None:
+def test_the_three_agents_differ_in_nothing_but_their_name_and_learning_rate() -> None:
+    """Double DQN has the learning rate of its own paper; the other two have the one of this paper."""
     members = Train.of(game="pong", agent=("clipped", "unclipped", "popart"), seed=(3,)).members()
-    same = {(one.schedule, replace(one.agent, agent="popart", learning_rate=1.0)) for one in members}
-    assert len(same) == 1
+    clipped, unclipped, popart = map(flat, members)
+    assert differences(clipped, unclipped) == {
+        "agent": ("clipped", "unclipped"),
+        "learning_rate": (2.5e-4, 1e-4),
+    }
+    assert differences(unclipped, popart) == {"agent": ("unclipped", "popart")}
+    assert len({one.program for one in members}) == 3  # which the agent is a part of
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, except for the folder of the run."""
+    assert one.keys() == other.keys()
+    return {name: (one[name], other[name]) for name in one.keys() - {"out"} if one[name] != other[name]}
 
 
 def test_the_same_settings_share_a_program_whatever_game_seed_and_frames_are() -> None:

@@ -43,7 +43,7 @@ class AgentConfig:
         return self.agent == "clipped"
 
     @property
-    def art(self) -> popart.Rule[Any, Any]:
+    def art(self) -> popart.Rule[Any]:
         return popart.Moments(self.beta) if self.agent == "popart" else popart.Fixed()
 
 

@@ -44,7 +44,7 @@ def reference(method: Method, repetition: int, alpha: float, beta: float) -> np.
             target = y
         else:
             old = statistics.affine
-            found.append(abs(float(old.scale) * last(h).item() + float(old.shift) - y))
+            found.append(abs(float(old.denormalize(last(h).item())) - y))
             new = statistics.update(y)
             if method.preserve:
                 with torch.no_grad():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import popart
+import popart.correspondence
 from popart.lab.experiments.histograms.config import Histograms
 from popart.lab.experiments.histograms.theory import expected_variance
 from popart.lab.runs import Run
@@ -80,11 +81,13 @@ def variances(y: np.ndarray) -> list[Row]:
     by_beta = normalized(y, betas)[BURN_IN:]
     unit = normalized(y, BETA)[BURN_IN:]
     rows = [_row("beta", beta, 1.0, by_beta[:, i]) for i, beta in enumerate(betas)]
-    return rows + [_row("s", BETA, s, unit * s) for s in (bound / popart.bound(BETA) for bound in BOUNDS)]
+    return rows + [
+        _row("s", BETA, s, unit * s) for s in (bound / popart.correspondence.bound(BETA) for bound in BOUNDS)
+    ]
 
 
 def _row(changed: str, beta: float, s: float, z: np.ndarray) -> Row:
-    bound = s * popart.bound(beta)
+    bound = s * popart.correspondence.bound(beta)
     expected = expected_variance(beta)
     return {
         "changed": changed,

@@ -15,7 +15,7 @@ PART = (WINDOW - 1) / (WINDOW + 1)
 EPSILON = 1e-8
 """Lower bound on the variance: with β = 1, which the grid has, Eq. 4 gives a variance of 0."""
 
-Rule = Callable[[Any], popart.Rule[Any, Any]]
+Rule = Callable[[Any], popart.Rule[Any]]
 
 RULES: dict[str, Rule] = {
     "moments": lambda beta: popart.Moments(beta, nu0=1.0, epsilon=EPSILON),

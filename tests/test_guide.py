@@ -1,0 +1,60 @@
+"""The rule in the guide works as the guide says, and the reference has every public name."""
+
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import popart
+import popart.correspondence
+import popart.deep
+import popart.jax
+import popart.torch
+
+GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def rule() -> popart.Rule[Any]:
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "class MeanSize" in b)
+    assert len(block[block.index("class SizeState") :].strip().splitlines()) <= 22
+    names: dict[str, Any] = {"__name__": "guide"}
+    exec(block, names)
+    return names["MeanSize"](beta=0.1)
+
+
+def test_a_rule_of_twenty_lines_has_masks_tasks_and_bad_targets(rule: popart.Rule[Any]) -> None:
+    y, index = np.array([1.0, -3.0, 10.0, np.nan]), np.array([0, 0, 1, 1])
+    state = rule.update(rule.init((3,)), y, index=index)
+    np.testing.assert_allclose(rule.affine(state).scale, [2, 10, 0])
+    np.testing.assert_array_equal(state.counts, [[1, 1, 0], [0, 1, 0]])
+    state = rule.update(state, y, index=index, mask=y > 0)
+    np.testing.assert_allclose(rule.affine(state).scale, [2 + 0.1 * (1 - 2), 10, 0])
+
+
+def test_a_rule_of_twenty_lines_is_compiled_and_preserves_outputs(rule: popart.Rule[Any]) -> None:
+    W, b, h = jnp.ones((1, 2)), jnp.zeros(1), jnp.array([0.5, 2.0])
+    state = rule.update(rule.init(like=W), jnp.array([1.0, 2.0]))
+    new = jax.jit(rule.update)(state, jnp.array([100.0, -300.0]))
+    before, after = rule.affine(state), rule.affine(new)
+    W_new, b_new = popart.preserve(W, b, before, after)
+    np.testing.assert_allclose(after.denormalize(W_new @ h + b_new), before.denormalize(W @ h + b), rtol=1e-6)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference.md").read_text("utf-8")
+    told = set(re.findall(r"^::: (\S+)", page, re.MULTILINE))
+    for module in (popart, popart.jax, popart.torch):
+        assert {f"{module.__name__}.{name}" for name in module.__all__} <= told
+    for module in (popart.correspondence, popart.deep):
+        own = {n for n, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__}
+        public = {f"{module.__name__}.{n}" for n in own if not n.startswith(("_", "check_"))}
+        assert public <= told
+    assert len(popart.__all__) <= 16
+    for name in told:
+        resolve_name(name)
