@@ -81,7 +81,7 @@ def run_numpy(data: Data) -> Trace:
         old, state = ART.affine(state), ART.update(state, y)
         new = ART.affine(state)
         p["W"], p["b"] = popart.preserve(p["W"], p["b"], old, new)
-        F = old.scale / new.scale if old.seen and old.scale else 1.0
+        F = old.scale / new.scale if old.scale else 1.0
         for name in ("W", "b"):
             m[name], v[name] = F * m[name], F**2 * v[name]
         y = new.normalize(y)
@@ -107,8 +107,12 @@ class Network(nn.Module):
         self.body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
         self.head = popart.torch.PopArt(HIDDEN, ACTIONS, ART)
         with torch.no_grad():
-            for parameter, x in zip(self.parameters(), parameters().values(), strict=True):
+            for parameter, x in zip(self.trained(), parameters().values(), strict=True):
                 parameter.copy_(torch.asarray(x))
+
+    def trained(self) -> list[nn.Parameter]:
+        """All parameters but the head's scale and shift."""
+        return [p for p in self.parameters() if p.requires_grad]
 
     def forward(self, s: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(s))
@@ -151,7 +155,7 @@ class TorchRun:
         return Trace(np.array(targets), np.array(actions), self.parameters(), self.values(data.s[0]))
 
     def parameters(self) -> dict[str, np.ndarray]:
-        return dict(zip("VcWb", (x.detach().cpu().numpy() for x in self.online.parameters()), strict=True))
+        return dict(zip("VcWb", (x.detach().cpu().numpy() for x in self.online.trained()), strict=True))
 
     def values(self, s: np.ndarray) -> np.ndarray:
         return self.online(torch.asarray(s, dtype=self.dtype, device=self.device)).detach().cpu().numpy()

@@ -1,7 +1,9 @@
 """Pop-Art for PyTorch: heads that take the place of the last `torch.nn.Linear`."""
 
+from popart.torch.averages import polyak_
 from popart.torch.deep import NormalizedLinear, NormalizeGradient, backpropagated_targets
-from popart.torch.heads import DuelingPopArt, PopArt, polyak_
+from popart.torch.heads import DuelingPopArt, PopArt
+from popart.torch.wrapping import wrap
 
 __all__ = [
     "DuelingPopArt",
@@ -10,4 +12,5 @@ __all__ = [
     "PopArt",
     "backpropagated_targets",
     "polyak_",
+    "wrap",
 ]

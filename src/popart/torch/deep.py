@@ -7,18 +7,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from popart.affine import Affine, Change
+from popart.affine import Affine
 from popart.deep import step_targets
 from popart.moments import Moments
-from popart.rules import Rule, Symmetric
-from popart.torch.heads import PopArt
+from popart.rules import Rule
+from popart.torch.checks import without_shift
+from popart.torch.heads import LinearHead
 from popart.torch.statistics import Statistics
 
 
-class NormalizedLinear(PopArt):
+class NormalizedLinear(LinearHead):
     r"""A linear layer for Normalized SGD (Algorithm 2): its outputs $W h + b$ are not normalised.
 
-    Targets stay as they are too. What is normalised is the gradient that goes down to the layers below,
+    Targets are not normalised either. The gradient that goes down to the layers below is:
     $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$; W and b have their usual ones.
     With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ this learns what Pop-Art learns
     (Proposition 3), for a dense $\Sigma$ as well:
@@ -36,17 +37,13 @@ class NormalizedLinear(PopArt):
             raise ValueError(f"heads is {heads!r}; make one layer for each")
         super().__init__(*arguments, **settings)
 
-    def _change(self, old: Affine, new: Affine, adopt: bool = True) -> Change:
-        """None: outputs do not depend on the statistics."""
-        return super()._change(new, new)
-
     def forward(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
-        """The outputs, which are in the targets' own units."""
-        f = _linear(h, self.weight, self.bias, self.affine.scale)
+        """Return the outputs, which are in the targets' own units."""
+        f = _linear(h, self.weight, self.bias, self._units().scale)
         return f if index is None else self._chosen(f, index)
 
     def normalized(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
-        """The outputs in normalised units."""
+        """Return the outputs in normalised units."""
         return self.normalize(self.forward(h, index=index), index=index)
 
 
@@ -94,25 +91,27 @@ class NormalizeGradient(Statistics):
     stays one. (A mean over n losses makes gradients of 1/n; `weight=1/n` brings that back.)
 
     Args:
-        weight: the size that the gradient is to have, root mean square over all its numbers.
-        art: how gradients are measured.
+        weight: The size that the gradient is to have, root mean square over all its numbers.
+        art: The rule that measures gradients, one without a shift; by default `Moments(1e-2)` of gradients
+            and their negatives.
     """
 
-    def __init__(self, weight: float = 1.0, art: Rule[Any, Any] = Symmetric(Moments(1e-2))) -> None:
+    def __init__(self, weight: float = 1.0, art: Rule[Any] | None = None) -> None:
+        art = without_shift(Moments(1e-2)) if art is None else art
         super().__init__(art, (), torch.zeros(()))
         self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """X itself."""
+        """Return x itself."""
         return _normalize_gradient(x, self)
 
     @torch.no_grad()
     def _backward(self, gradient: Tensor) -> Tensor:
-        self._set_state(self._absorbed(gradient))
-        return (self.weight * self.affine.normalize(gradient)).to(gradient.dtype)
+        self._set_state(self.art.update(self._raw_state(), gradient, across=self._group))
+        return (self.weight * self._measured().normalize(gradient)).to(gradient.dtype)
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return f"weight={self.weight}, art={self.art}"
 
 

@@ -1,192 +1,20 @@
-"""The last layer of a network, with Pop-Art: `PopArt`, `DuelingPopArt`, and averages of two."""
+"""Linear layers with Pop-Art for the end of a network: `PopArt` and `DuelingPopArt`."""
 
 import math
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 
-from popart.affine import Affine, Change, change_of
-from popart.moments import Covariance, Moments
-from popart.rules import Kept, Rule, Symmetric
-from popart.torch import optimizers
-from popart.torch.statistics import Statistics, check_rule
+from popart.rules import Rule
+from popart.torch import checks
+from popart.torch.base import Head, Layer, apply_linear
+from popart.torch.units import NormalizedUnits
 
 
-class Layer(NamedTuple):
-    """Parameters that POP rescales; the shift goes into one bias only."""
-
-    weight: Tensor
-    bias: Tensor | None
-    takes_shift: bool = True
-
-
-class Head(Statistics):
-    """What all heads share: ART and POP, normalisation, averages of two, and a check of the order."""
-
-    def _layers(self) -> list[Layer]:
-        raise NotImplementedError
-
-    def _over_outputs(self, affine: Affine) -> Affine:
-        """The normalisation, shaped to broadcast with the outputs and not with the targets."""
-        return affine
-
-    @torch.no_grad()
-    def update(
-        self,
-        targets: Tensor,
-        *,
-        mask: Tensor | None = None,
-        weights: Tensor | None = None,
-        index: Tensor | None = None,
-        optimizer: Optimizer | None = None,
-        moments: optimizers.Moments = "rescale",
-    ) -> Tensor:
-        """ART, then POP: take in a batch of targets, rescale the head in place, normalise the targets.
-
-        Call it once per batch, after the targets are known and before the outputs that are compared
-        with them are computed. No output changes.
-
-        Args:
-            targets: in their own units, `(*batch, *shape)` for statistics of this shape.
-            mask: which targets count, `(*batch,)`.
-            weights: how much each counts, `(*batch,)`.
-            index: which output (or head) each target is of, `(*batch,)`, for targets of the chosen
-                actions or tasks only. Statistics that all outputs share do not depend on it.
-            optimizer: the optimizer that trains this head, for what it remembers of old gradients.
-            moments: what becomes of that: 'rescale' into the new units, 'keep' or 'reset'.
-        """
-        if optimizer is not None:
-            parameters = [p for layer in self._layers() for p in layer[:2] if p is not None]
-            optimizers.check(optimizer, parameters, moments)
-        targets = targets.detach()
-        with torch.autocast(targets.device.type, enabled=False):
-            which = self._statistic_of(index, targets)
-            state = self._absorbed(targets, mask=mask, weights=weights, index=which)
-            self._preserve(self.affine, self.art.affine(state), optimizer, moments)
-            self._set_state(state)
-            return self.normalize(targets, index=index)
-
-    def _change(self, old: Affine, new: Affine, adopt: bool = True) -> Change:
-        """What a change of the normalisation does to the layers."""
-        return change_of(self._over_outputs(old), self._over_outputs(new), adopt=adopt)
-
-    def _preserve(
-        self, old: Affine, new: Affine, optimizer: Optimizer | None, moments: optimizers.Moments
-    ) -> None:
-        change = self._change(old, new)
-        for weight, bias, takes_shift in self._layers():
-            weight.copy_(change.rescale(weight))
-            if bias is not None:
-                bias.copy_(change.rescale_bias(bias, shift=takes_shift))
-            if optimizer is None or moments == "keep":
-                continue
-            optimizers.adjust(optimizer, weight, change.rescale, moments)
-            if bias is not None:
-                optimizers.adjust(optimizer, bias, change.rescale_bias, moments)
-
-    def normalize(self, targets: Tensor, *, index: Tensor | None = None) -> Tensor:
-        """Targets in normalised units, for the loss."""
-        return self._affine_at(index, targets).normalize(targets)
-
-    def denormalize(self, outputs: Tensor, *, index: Tensor | None = None) -> Tensor:
-        """What `normalize` gave, or should have given, in the targets' own units."""
-        return self._affine_at(index, outputs).denormalize(outputs)
-
-    def _affine_at(self, index: Tensor | None, targets: Tensor) -> Affine:
-        which = self._statistic_of(index, targets)
-        return self.affine if which is None else self.affine.select(which)
-
-    def _statistic_of(self, index: Tensor | None, targets: Tensor) -> Tensor | None:
-        """Which statistics each target is of; None where all outputs share them."""
-        if index is not None and index.shape != targets.shape:
-            raise ValueError(
-                f"index has shape {tuple(index.shape)}; targets have shape {tuple(targets.shape)}"
-            )
-        return None
-
-    @torch.no_grad()
-    def polyak_(self, online: Self, tau: float) -> None:
-        r"""Make this head $(1 - \tau)$ times itself plus $\tau$ times another, as functions.
-
-        The average is taken in the targets' units: the mean of two normalised layers belongs to
-        neither when their statistics differ. The result has the statistics of `online`; where that
-        knows no spread, its function is a constant and so is the result.
-        """
-        if not 0 <= tau <= 1:
-            raise ValueError(f"tau is {tau!r}; it must be in [0, 1]")
-        if type(self) is not type(online) or self.extra_repr() != online.extra_repr():
-            raise ValueError(f"online is {online}; a head can only be averaged with its like, {self}")
-        change = self._change(self.affine, online.affine, adopt=False)
-        for (weight, bias, takes_shift), (w, b, _) in zip(self._layers(), online._layers(), strict=True):
-            weight.copy_(torch.lerp(change.rescale(weight), w, tau))
-            if bias is not None and b is not None:
-                bias.copy_(torch.lerp(change.rescale_bias(bias, shift=takes_shift), b, tau))
-        self._set_state(online.state)
-
-    def _linear(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer in its own precision, also under autocast."""
-        if h.shape[-1] != weight.shape[-1]:
-            raise ValueError(
-                f"h has shape {tuple(h.shape)}; its last axis must be of {weight.shape[-1]} features"
-            )
-        with torch.autocast(h.device.type, enabled=False):
-            h = h.to(weight.dtype)
-            if weight.ndim == 2 and (bias is None or len(bias) == len(weight)):
-                return nn.functional.linear(h, weight, bias)
-            g = nn.functional.linear(h, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1])
-            return g if bias is None else g + bias
-
-    def _watched(self, g: Tensor) -> Tensor:
-        """Have the backward pass check that the head was not rescaled after this output was computed."""
-        if g.requires_grad and not torch.compiler.is_compiling() and not _is_transformed(g):
-            weight = self._layers()[0].weight
-            version = weight._version
-            g.register_hook(lambda _: _check_version(weight, version))
-        return g
-
-
-def _is_transformed(x: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
-
-
-def _check_version(weight: Tensor, version: int) -> None:
-    if weight._version != version:
-        raise RuntimeError(
-            "the head was changed after these outputs were computed, by update() or by an optimizer: they "
-            "may be in old units and their targets in new ones; call update(targets) first, then "
-            "normalized(h), then backward()"
-        )
-
-
-class PopArt(Head):
-    r"""A linear layer whose outputs are in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2).
-
-    It takes the place of the last `torch.nn.Linear`:
-
-        head = PopArt(512, 18)
-        y = rewards + discount * target_network(next_frames).amax(1)  # outputs are in true units
-        y = head.update(y, optimizer=optimizer)                       # ART, POP; normalised targets
-        loss = (head.normalized(h, index=action) - y).square().mean()
-
-    Before any target the output is 0, and the first targets are adopted without a change of the
-    weights; with `art=Kept(...)` outputs are those of the layer from the start.
-
-    Args:
-        in_features: the number of features.
-        out_features: the number of outputs, per head.
-        art: how targets are measured.
-        per_output: one normalisation per output, not one for all. `Covariance` implies it.
-        heads: how many heads, each with its own statistics, such as tasks or an ensemble: outputs are
-            `(*batch, heads, out_features)` and targets `(*batch, heads)`, or `(*batch,)` with `index`.
-        bias: whether there is one, or 'shared' for one that all outputs of a head have in common.
-            Without one the shift is fixed at 0 and `art` becomes `Symmetric(art)`.
-        process_group: the replicas that see parts of one batch; True for all.
-        device: where parameters and statistics are.
-        dtype: of the parameters. Statistics are never in less than float32.
-    """
+class LinearHead(Head):
+    """The base of heads with one linear layer, of outputs or of several heads of outputs."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -195,8 +23,9 @@ class PopArt(Head):
         self,
         in_features: int,
         out_features: int,
-        art: Rule[Any, Any] = Moments(),
+        art: Rule[Any] | None = None,
         *,
+        beta: float | None = None,
         per_output: bool = False,
         heads: int | None = None,
         bias: bool | Literal["shared"] = True,
@@ -204,122 +33,111 @@ class PopArt(Head):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_rule(art)
-        _check_size("in_features", in_features)
-        _check_size("out_features", out_features)
-        if heads is not None:
-            _check_size("heads", heads)
-        if bias not in (True, False, "shared"):
-            raise ValueError(f"bias is {bias!r}; it may be True, False or 'shared'")
-        per_output = per_output or _is_dense(art)
-        if bias == "shared" and per_output:
-            raise ValueError(
-                "bias is 'shared' and statistics are per output; one bias cannot make up for several shifts"
-            )
-        lead = () if heads is None else (heads,)
+        art = checks.chosen_rule(art, beta)
+        checks.warn_of_beta(art)
+        in_features = checks.size("in_features", in_features)
+        out_features = checks.size("out_features", out_features)
+        lead = () if heads is None else (checks.size("heads", heads),)
+        per_output = per_output or checks.is_dense(art)
+        _check_bias(bias, per_output)
         weight = torch.empty(*lead, out_features, in_features, device=device, dtype=dtype)
-        art = art if bias else _without_shift(art)
         shape = (*lead, out_features) if per_output else lead
-        super().__init__(art, shape, weight)
+        super().__init__(art if bias else checks.without_shift(art), shape, weight)
         self.in_features, self.out_features = in_features, out_features
-        self.heads, self.per_output = heads, per_output
+        self.heads, self.per_output = lead[0] if lead else None, per_output
         self.weight = nn.Parameter(weight)
-        if bias:
-            outputs = 1 if bias == "shared" else out_features
-            self.bias = nn.Parameter(weight.new_empty(*lead, outputs))
-        else:
-            self.register_parameter("bias", None)
+        outputs = 1 if bias == "shared" else out_features
+        self.register_parameter("bias", nn.Parameter(weight.new_empty(*lead, outputs)) if bias else None)
+        self._add_units()
         self.reset_parameters()
         self._join(process_group)
 
     def reset_parameters(self) -> None:
-        """Draw weights and bias from U(±1/√in_features), as `torch.nn.Linear` does."""
+        """Draw weights and bias from U(±1/√in_features), as `torch.nn.Linear` does; forget all targets."""
         bound = 1 / math.sqrt(self.in_features)
-        for parameter in self.parameters(recurse=False):
-            nn.init.uniform_(parameter, -bound, bound)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+        super().reset_parameters()
 
     @classmethod
     def from_linear(
         cls,
         layer: nn.Linear,
-        art: Rule[Any, Any] = Moments(),
+        art: Rule[Any] | None = None,
         *,
-        keep: bool = True,
+        beta: float | None = None,
+        keep: bool = False,
         **settings: Any,
     ) -> Self:
-        """A head with the parameters of a linear layer, and its outputs.
+        """Make a head with the parameters of a linear layer: the same objects, so that optimizers hold them.
 
-        The parameters are the same objects, so that an optimizer that holds them goes on to.
+        By default the head is like a new one: its output is 0 until the first targets, which are adopted.
+        With `keep=True` the outputs are those of the layer from the beginning, and are preserved by the
+        first update too. That is for layers that are trained already, to targets of this size: in a layer
+        whose outputs are much larger than its targets, preserved outputs are errors of many standard
+        deviations, and SGD diverges. With it, the size of targets matters: rewards × 2ᵏ no longer give
+        the same training.
         """
-        _check_linear("layer", layer)
+        checks.check_linear("layer", layer)
         head = cls(
             layer.in_features,
             layer.out_features,
-            Kept(art) if keep else art,
+            checks.kept(checks.chosen_rule(art, beta), keep),
             bias=layer.bias is not None,
             device=layer.weight.device,
             dtype=layer.weight.dtype,
             **settings,
         )
         head._parameters.update(weight=layer._parameters["weight"], bias=layer._parameters["bias"])
-        return head
+        return head.train(layer.training)
 
     @classmethod
     def identity(
-        cls, features: int, art: Rule[Any, Any] = Moments(), *, keep: bool = True, **settings: Any
+        cls,
+        features: int,
+        art: Rule[Any] | None = None,
+        *,
+        beta: float | None = None,
+        keep: bool = False,
+        **settings: Any,
     ) -> Self:
-        """The square layer W = I, b = 0, to be put on top of any model without a change of its outputs."""
-        head = cls(features, features, Kept(art) if keep else art, **settings)
+        """Make the square layer W = I, b = 0, to be put on top of any model.
+
+        By default the output is 0 until the first targets. With `keep=True` the outputs are those of the
+        model from the beginning: for models that are trained already (see `from_linear`).
+        """
+        head = cls(features, features, checks.kept(checks.chosen_rule(art, beta), keep), **settings)
         with torch.no_grad():
-            head.weight.copy_(torch.eye(features))
+            head.weight.copy_(torch.eye(head.in_features))
             if head.bias is not None:
                 head.bias.zero_()
         return head
 
-    def normalized(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
-        """The outputs in normalised units, $g = W h + b$: what the loss compares with normalised targets.
-
-        `(*batch, out_features)` or `(*batch, heads, out_features)`; with `index`, `(*batch,)`, of one output
-        or head for each row of h.
-        """
-        g = self._linear(h, self.weight, self.bias)
-        return self._watched(g if index is None else self._chosen(g, index))
-
-    def forward(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
-        """The outputs in the targets' own units."""
-        g = self.normalized(h, index=index)
-        affine = self._over_outputs(self.affine)
-        if index is not None and affine.shift.ndim:
-            affine = affine.select(index)
-        return affine.denormalize(g)
-
-    def _chosen(self, g: Tensor, index: Tensor) -> Tensor:
-        lead = g.shape[:-1] if self.heads is None else g.shape[:-2]
-        if index.shape != lead:
-            raise ValueError(f"index has shape {tuple(index.shape)}; the batch has shape {tuple(lead)}")
+    def _chosen(self, outputs: Tensor, index: Any) -> Tensor:
+        """Return the chosen output, or head, of each row."""
+        lead = outputs.shape[:-1] if self.heads is None else outputs.shape[:-2]
+        index = checks.checked_index(index, self._choices(), tuple(lead), "the batch has shape")
         if self.heads is None:
-            return g.take_along_dim(index[..., None], -1)[..., 0]
-        return g.take_along_dim(index[..., None, None], -2)[..., 0, :]
+            return outputs.take_along_dim(index[..., None], -1)[..., 0]
+        return outputs.take_along_dim(index[..., None, None], -2)[..., 0, :]
+
+    def _choices(self) -> int:
+        return self.out_features if self.heads is None else self.heads
 
     def _layers(self) -> list[Layer]:
+        checks.check_owned(self)
         return [Layer(self.weight, self.bias)]
 
-    def _over_outputs(self, affine: Affine) -> Affine:
-        if self.heads is None or self.per_output:
-            return affine
-        return Affine(*(x[..., None] for x in affine))
-
-    def _statistic_of(self, index: Tensor | None, targets: Tensor) -> Tensor | None:
-        if index is not None and self.heads is None and _is_dense(self.art):
+    def _which(self, index: Tensor | None, targets: Tensor, batched: bool = False) -> Tensor | None:
+        if index is not None and self.heads is None and checks.is_dense(self.art):
             raise ValueError(
                 "index is given, but these outputs are measured together; give targets of all of them"
             )
-        if self.heads is not None or self.per_output:
-            return index
-        return super()._statistic_of(index, targets)
+        return super()._which(index, targets, batched)
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         bias = False if self.bias is None else True if self.bias.shape[-1] == self.out_features else "shared"
         heads = "" if self.heads is None else f", heads={self.heads}"
         return (
@@ -328,7 +146,85 @@ class PopArt(Head):
         )
 
 
-class DuelingPopArt(Head):
+class PopArt(LinearHead, NormalizedUnits):
+    r"""A linear layer whose outputs are in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2).
+
+    It takes the place of the last `torch.nn.Linear`:
+
+        head = PopArt(512, 18)
+        y = rewards + discount * target_network(next_frames).amax(1)  # outputs are in true units
+        loss = head.loss(h, y, index=action, optimizer=optimizer)
+
+    The last line is short for
+
+        y = head.update(y, index=action, optimizer=optimizer)  # ART, POP; normalised targets
+        loss = (head.normalized(h, index=action) - y).square().mean()
+
+    Before the first update the output is 0. The first targets are adopted: weights stay, and outputs
+    change to the units of these targets. From then on updates preserve all outputs.
+
+    A target network may be copied in any way. `copy.deepcopy`, `load_state_dict`, copies of `parameters()`
+    and `polyak_` are exact. Averages of `parameters()`, and `torch.optim.swa_utils.AveragedModel`, differ
+    from the average of the functions to second order in the difference of scales.
+
+    Args:
+        in_features: The number of features.
+        out_features: The number of outputs, per head.
+        art: The rule that measures targets; `Moments()` by default.
+        beta: The step size of the statistics, short for `art=Moments(beta)`.
+        per_output: Whether each output has its own scale and shift. `Covariance` implies it.
+        heads: The number of heads with their own statistics, such as tasks or an ensemble: outputs are
+            `(*batch, heads, out_features)` and targets `(*batch, heads)`, or `(*batch,)` with `index`.
+        bias: Whether there is a bias, or 'shared' for one that all outputs of a head have in common.
+            Without one the shift is fixed at 0.
+        process_group: The replicas that see parts of one batch; True for all.
+        device: The device of parameters and statistics.
+        dtype: The type of the parameters. Statistics, scale, shift and outputs are never in less than
+            float32.
+    """
+
+    def normalized(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
+        """Return the outputs in normalised units, $g = W h + b$, to be compared with normalised targets.
+
+        `(*batch, out_features)` or `(*batch, heads, out_features)`; with `index`, `(*batch,)`, of one output
+        or head for each row of h.
+        """
+        g = self._watched(apply_linear(h, self.weight, self.bias))
+        return g if index is None else self._chosen(g, index)
+
+    def forward(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
+        """Return the outputs in the targets' own units."""
+        if self._answers_normalized:
+            return self.normalized(h, index=index)
+        outputs = self._denormalized(self._watched(apply_linear(h, self.weight, self.bias)))
+        return outputs if index is None else self._chosen(outputs, index)
+
+    def to_linear(self) -> nn.Linear:
+        """Return a plain linear layer with the same outputs, with scale and shift in its weights."""
+        if self.heads is not None:
+            raise ValueError(f"heads is {self.heads}; only a head without several can be one torch.nn.Linear")
+        return self._folded(self.weight, self.bias)
+
+    def _map(self, g: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        if not self._shape:
+            return torch.addcmul(shift, g, scale)
+        if scale.ndim > shift.ndim:
+            return (scale @ g[..., None])[..., 0] + shift
+        return torch.addcmul(self._over_outputs(shift), g, self._over_outputs(scale))
+
+    def _over_outputs(self, x: Any) -> Any:
+        if self.heads is None or self.per_output:
+            return x
+        return x[..., None]
+
+    def _outputs_shape(self, h: Tensor, index: Tensor | None) -> tuple[int, ...]:
+        batch = tuple(h.shape[:-1])
+        if index is None:
+            return (*batch, *self.weight.shape[:-1])
+        return batch if self.heads is None else (*batch, self.out_features)
+
+
+class DuelingPopArt(NormalizedUnits):
     r"""Dueling streams (Wang et al., 2016) with Pop-Art: $\Sigma(V + A - \bar A) + \mu$.
 
     $V$ and $A$ are linear layers of one output and of one per action, with a normalisation that all
@@ -340,127 +236,115 @@ class DuelingPopArt(Head):
         self,
         in_features: int,
         out_features: int,
-        art: Rule[Any, Any] = Moments(),
+        art: Rule[Any] | None = None,
         *,
+        beta: float | None = None,
         process_group: dist.ProcessGroup | bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_rule(art)
-        _check_size("in_features", in_features)
-        _check_size("out_features", out_features)
-        if _is_dense(art):
+        art = checks.chosen_rule(art, beta)
+        checks.warn_of_beta(art)
+        in_features = checks.size("in_features", in_features)
+        out_features = checks.size("out_features", out_features)
+        if checks.is_dense(art):
             raise ValueError(f"art is {art!r}; all outputs of dueling streams share one scale and shift")
         value = nn.Linear(in_features, 1, device=device, dtype=dtype)
         super().__init__(art, (), value.weight)
         self.in_features, self.out_features = in_features, out_features
         self.value = value
         self.advantage = nn.Linear(in_features, out_features, device=device, dtype=dtype)
+        self._add_units()
         self._join(process_group)
+
+    def reset_parameters(self) -> None:
+        """Draw weights and biases as `torch.nn.Linear` does; forget all targets."""
+        self.value.reset_parameters()
+        self.advantage.reset_parameters()
+        super().reset_parameters()
 
     @classmethod
     def from_linear(
         cls,
         value: nn.Linear,
         advantage: nn.Linear,
-        art: Rule[Any, Any] = Moments(),
+        art: Rule[Any] | None = None,
         *,
-        keep: bool = True,
+        beta: float | None = None,
+        keep: bool = False,
         **settings: Any,
     ) -> Self:
-        """A head with the parameters of two linear layers, and their outputs."""
-        _check_linear("value", value)
-        _check_linear("advantage", advantage)
+        """Make a head with the parameters of two linear layers; `keep` is as in `PopArt.from_linear`."""
+        checks.check_linear("value", value)
+        checks.check_linear("advantage", advantage)
         if value.out_features != 1 or value.bias is None:
             raise ValueError(f"value is {value}; it must have one output, and a bias to take the shift")
-        weight = value.weight
         head = cls(
             value.in_features,
             advantage.out_features,
-            Kept(art) if keep else art,
-            device=weight.device,
-            dtype=weight.dtype,
+            checks.kept(checks.chosen_rule(art, beta), keep),
+            device=value.weight.device,
+            dtype=value.weight.dtype,
             **settings,
         )
         head.value, head.advantage = value, advantage
-        return head
+        return head.train(value.training)
 
     def normalized(
         self, h: Tensor, h_advantage: Tensor | None = None, *, index: Tensor | None = None
     ) -> Tensor:
-        """The outputs in normalised units, of features that the streams share or of one of each."""
-        v = self._linear(h, self.value.weight, self.value.bias)
-        a = self._linear(
-            h if h_advantage is None else h_advantage, self.advantage.weight, self.advantage.bias
-        )
-        g = v + a - a.mean(-1, keepdim=True)
-        return self._watched(g if index is None else g.take_along_dim(index[..., None], -1)[..., 0])
+        """Return the outputs in normalised units, of features that the streams share or of one of each."""
+        return self._chosen(self._watched(self._streams(h, h_advantage)), index)
 
     def forward(self, h: Tensor, h_advantage: Tensor | None = None, *, index: Tensor | None = None) -> Tensor:
-        """The outputs in the targets' own units."""
-        return self.affine.denormalize(self.normalized(h, h_advantage, index=index))
+        """Return the outputs in the targets' own units."""
+        if self._answers_normalized:
+            return self.normalized(h, h_advantage, index=index)
+        return self._chosen(self._denormalized(self._watched(self._streams(h, h_advantage))), index)
+
+    def to_linear(self) -> nn.Linear:
+        """Return a plain linear layer with the same outputs, of features that the streams share."""
+        (W_v, b_v, _), (W, b, _) = self._layers()
+        assert b_v is not None
+        bias = b_v.expand(len(W)) if b is None else b_v + b - b.mean()
+        return self._folded(W_v + W - W.mean(0), bias)
+
+    def _streams(self, h: Tensor, h_advantage: Tensor | None) -> Tensor:
+        value, advantage = self.value, self.advantage
+        v = apply_linear(h, value.weight, value.bias)
+        a = apply_linear(h if h_advantage is None else h_advantage, advantage.weight, advantage.bias)
+        return v + a - a.mean(-1, keepdim=True)
+
+    def _chosen(self, outputs: Tensor, index: Any) -> Tensor:
+        if index is None:
+            return outputs
+        index = checks.checked_index(
+            index, self.out_features, tuple(outputs.shape[:-1]), "the batch has shape"
+        )
+        return outputs.take_along_dim(index[..., None], -1)[..., 0]
+
+    def _choices(self) -> int:
+        return self.out_features
+
+    def _outputs_shape(self, h: Tensor, index: Tensor | None) -> tuple[int, ...]:
+        batch = tuple(h.shape[:-1])
+        return batch if index is not None else (*batch, self.out_features)
 
     def _layers(self) -> list[Layer]:
         value, advantage = self.value, self.advantage
+        checks.check_owned(value)
+        checks.check_owned(advantage)
         return [Layer(value.weight, value.bias), Layer(advantage.weight, advantage.bias, False)]
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return f"{self.in_features}, {self.out_features}, art={self.art}"
 
 
-@torch.no_grad()
-def polyak_(target: nn.Module, online: nn.Module, tau: float) -> None:
-    """Move a target network towards the online one: heads as functions, other parameters as they are.
-
-    Buffers other than a head's are copied.
-    """
-    if not 0 <= tau <= 1:
-        raise ValueError(f"tau is {tau!r}; it must be in [0, 1]")
-    mine, theirs = _parts(target), _parts(online)
-    kinds = [{name: type(part).__name__ for name, part in parts.items()} for parts in (mine, theirs)]
-    if kinds[0] != kinds[1]:
-        apart = dict(kinds[0].items() ^ kinds[1].items())
+def _check_bias(bias: bool | Literal["shared"], per_output: bool) -> None:
+    if bias not in (True, False, "shared"):
+        raise ValueError(f"bias is {bias!r}; it may be True, False or 'shared'")
+    if bias == "shared" and per_output:
         raise ValueError(
-            f"target and online differ in {', '.join(map(repr, apart))}; they must be of one kind"
+            "bias is 'shared' and statistics are per output; one bias cannot make up for several shifts"
         )
-    for name, part in mine.items():
-        other: Any = theirs[name]
-        if isinstance(part, Head):
-            part.polyak_(other, tau)
-        elif isinstance(part, nn.Parameter):
-            part.lerp_(other, tau)
-        else:
-            part.copy_(other)
-
-
-def _parts(module: nn.Module) -> dict[str, Head | Tensor]:
-    """The heads of a network, and its parameters and buffers outside of heads, each once."""
-    heads = {name: part for name, part in module.named_modules() if isinstance(part, Head)}
-    inside = tuple(f"{name}." if name else "" for name in heads)
-    rest = (*module.named_parameters(), *module.named_buffers())
-    return {**heads, **{name: x for name, x in rest if not name.startswith(inside)}}
-
-
-def _check_size(name: str, size: int) -> None:
-    if not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{name} is {size!r}; it must be a positive integer")
-
-
-def _check_linear(name: str, layer: nn.Module) -> None:
-    if not isinstance(layer, nn.Linear):
-        raise TypeError(
-            f"{name} is a {type(layer).__name__}; only the outputs of a torch.nn.Linear can be preserved. "
-            "For any other model put PopArt.identity(outputs) on top of it"
-        )
-
-
-def _is_dense(art: Rule[Any, Any]) -> bool:
-    inner = getattr(art, "rule", None)
-    return isinstance(art, Covariance) if inner is None else _is_dense(inner)
-
-
-def _without_shift(art: Rule[Any, Any]) -> Rule[Any, Any]:
-    if isinstance(art, Kept):
-        return Kept(_without_shift(art.rule))
-    return Symmetric(art) if art.has_shift else art

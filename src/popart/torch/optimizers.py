@@ -1,13 +1,15 @@
-"""What an optimizer remembers of a layer, and what becomes of it when the layer is rescaled.
+"""The state that an optimizer keeps of a layer, rescaled together with the layer.
 
-Pop-Art changes the units of a head's gradients from one update to the next. Moments of gradients in
-the old units are made into what they would have been had every gradient been in the new ones: averages
-of gradients are multiplied by F, averages of their squares by F², steps that have no unit by nothing.
+Pop-Art changes the units of a head's gradients from one update to the next. Averages of gradients in the
+old units are converted to what they would have been had every gradient been in the new ones: averages of
+gradients are multiplied by F, averages of their squares by F²; averages of steps have no unit and stay.
 """
 
 from collections.abc import Callable
 from typing import Literal
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, optim
 from torch.optim.optimizer import Optimizer
 
@@ -25,18 +27,35 @@ POWERS: dict[type[Optimizer], dict[str, int]] = {
 }
 """The power of the gradients' unit in each tensor that these optimizers keep of a parameter."""
 
+_CHECKED: WeakKeyDictionary[Optimizer, set[tuple[str | int, ...]]] = WeakKeyDictionary()
+"""What `check` has accepted for each optimizer: the setting, and the identities of the parameters."""
 
-def adjust(optimizer: Optimizer, parameter: Tensor, rescale: Callable[..., Tensor], moments: Moments) -> None:
-    """Bring what the optimizer remembers of a parameter into the new units, in place."""
-    for name, moment in _remembered(optimizer, parameter).items():
-        if moments == "reset":
-            moment.zero_()
+
+def adjust(
+    optimizer: Optimizer, parameter: Tensor, rescale: Callable[[Tensor, int], None], reset: bool
+) -> None:
+    """Convert the optimizer's state of a parameter to the new units in place, or set it to 0."""
+    for name, x in optimizer.state.get(parameter, {}).items():
+        if not isinstance(x, Tensor) or not x.ndim:
+            continue
+        if reset:
+            x.zero_()
         elif power := _power(optimizer, name):
-            moment.copy_(rescale(moment, power=power))
+            rescale(x, power)
 
 
 def check(optimizer: Optimizer, parameters: list[Tensor], moments: Moments) -> None:
-    """Whether the optimizer holds these parameters, and its moments are known."""
+    """Raise unless the optimizer holds these parameters and its state can be converted."""
+    if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        _check(optimizer, parameters, moments)
+        return
+    accepted, key = _CHECKED.setdefault(optimizer, set()), (moments, *map(id, parameters))
+    if key not in accepted:
+        _check(optimizer, parameters, moments)
+        accepted.add(key)
+
+
+def _check(optimizer: Optimizer, parameters: list[Tensor], moments: Moments) -> None:
     if moments not in ("rescale", "keep", "reset"):
         raise ValueError(f"moments is {moments!r}; it may be 'rescale', 'keep' or 'reset'")
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -49,26 +68,28 @@ def check(optimizer: Optimizer, parameters: list[Tensor], moments: Moments) -> N
             f"optimizer ({type(optimizer).__name__}) does not hold this head's parameters; give the one "
             "that trains them, or none"
         )
-    if moments == "rescale":
-        for parameter in parameters:
-            for name in _remembered(optimizer, parameter):
-                _power(optimizer, name)
+    _check_type(optimizer, moments)
 
 
-def _remembered(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    state = optimizer.state.get(parameter, {})
-    return {
-        name: x
-        for name, x in state.items()
-        if isinstance(x, Tensor) and x.shape == parameter.shape and x.ndim
-    }
+def _check_type(optimizer: Optimizer, moments: Moments) -> None:
+    if moments != "keep" and isinstance(optimizer, optim.LBFGS):
+        raise ValueError(
+            "optimizer is an LBFGS, whose state is of all parameters together and has unknown units. Choose "
+            "moments='keep', or another optimizer"
+        )
+    if moments == "rescale" and not isinstance(optimizer, tuple(POWERS)):
+        raise _unknown(optimizer, "state")
 
 
 def _power(optimizer: Optimizer, name: str) -> int:
     for kind, powers in POWERS.items():
         if isinstance(optimizer, kind) and name in powers:
             return powers[name]
-    raise ValueError(
-        f"optimizer is a {type(optimizer).__name__}, whose {name!r} has unknown units; known are "
+    raise _unknown(optimizer, repr(name))
+
+
+def _unknown(optimizer: Optimizer, what: str) -> ValueError:
+    return ValueError(
+        f"optimizer is of type {type(optimizer).__name__}, whose {what} has unknown units; known are "
         f"{', '.join(kind.__name__ for kind in POWERS)}. Choose moments='keep' or 'reset'"
     )

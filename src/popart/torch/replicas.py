@@ -15,13 +15,25 @@ class Group:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Group":
         return self
 
-    def gather(self, summary: Any) -> Any:
-        """The summaries of all replicas, stacked, in one collective call."""
-        mine = torch.cat([x.reshape(-1) for x in summary])
+    def sum(self, x: Any) -> Any:
+        """Add up the arrays of all replicas."""
+        return self._reduced(x, dist.ReduceOp.SUM)
+
+    def max(self, x: Any) -> Any:
+        """Return the largest of the arrays of all replicas, elementwise."""
+        return self._reduced(x, dist.ReduceOp.MAX)
+
+    def gather(self, x: Any) -> Any:
+        """Stack the arrays of all replicas along a new first axis."""
+        mine = torch.as_tensor(x).contiguous()
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(everyone, mine, group=self.group)
-        parts = torch.stack(everyone).split([x.numel() for x in summary], 1)
-        return type(summary)(*(p.reshape(-1, *x.shape) for p, x in zip(parts, summary, strict=True)))
+        return _like(torch.stack(everyone), x)
+
+    def _reduced(self, x: Any, operation: Any) -> Any:
+        total = torch.as_tensor(x).clone()
+        dist.all_reduce(total, operation, group=self.group)
+        return _like(total, x)
 
     def check_agreement(self, settings: str) -> None:
         """Raise, on every replica, if these are not the settings of all."""
@@ -30,3 +42,8 @@ class Group:
         if len(set(theirs)) > 1:
             listed = "; ".join(f"replica {rank} has {setting}" for rank, setting in enumerate(theirs))
             raise ValueError(f"process_group has replicas that disagree on settings: {listed}")
+
+
+def _like(x: torch.Tensor, other: Any) -> Any:
+    """Return a tensor as an array of NumPy, if `other` is one."""
+    return x if isinstance(other, torch.Tensor) else x.numpy()

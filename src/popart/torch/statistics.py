@@ -1,8 +1,10 @@
-"""Statistics as buffers of a module: they travel with `state_dict`, `.to()`, `deepcopy` and DDP."""
+"""Running statistics as buffers of a module, saved, moved and copied together with it."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,87 +21,115 @@ It does in PyTorch 2.11, where the head is then not rescaled; not in 2.13, nor o
 
 
 class Statistics(nn.Module):
-    """A rule and its state.
+    """A rule (how targets are measured) and its state.
 
-    The state is in no less than float32 whatever the module is converted to, and no checkpoint without
-    it is accepted.
+    The state stays in float32 or better when the module is converted to half precision. Checkpoints
+    carry the state and the settings of the rule; one without a state, or with other settings, is refused.
     """
 
-    def __init__(self, art: Rule[Any, Any], shape: tuple[int, ...], like: Tensor) -> None:
+    def __init__(self, art: Rule[Any], shape: tuple[int, ...], like: Tensor) -> None:
         super().__init__()
         check_rule(art)
         self.art = art
+        self._shape = shape
         state = art.init(shape, like=like)
         self._state_type = type(state)
         self._state_names = [_buffer_name(art, field) for field in state._fields]
+        self._full_precision = list(self._state_names)
         for name, x in zip(self._state_names, state, strict=True):
             self.register_buffer(name, x.clone())
         self._group: Group | None = None
 
+    def reset_parameters(self) -> None:
+        """Forget all targets."""
+        like = next(x for x in self._raw_state() if x.is_floating_point())
+        with torch.no_grad():
+            self._set_state(self.art.init(self._shape, like=like))
+
     def _join(self, process_group: dist.ProcessGroup | bool | None) -> None:
-        """Act as one with the replicas of a group, if these have the same settings."""
+        """Share statistics with the replicas of a group, after a check that their settings agree."""
         if process_group:
             self._group = Group(None if process_group is True else process_group)
             self._group.check_agreement(repr(self))
 
     @property
     def state(self) -> Any:
-        """The statistics, as the rule has them."""
-        return self._state_type(*(getattr(self, name) for name in self._state_names))
+        """A copy of the statistics, as the rule stores them."""
+        return self._state_type(*(x.clone() for x in self._raw_state()))
 
-    @property
-    def affine(self) -> Affine:
-        """The normalisation, as of the last update."""
-        return self.art.affine(self.state)
+    def _raw_state(self) -> Any:
+        buffers = self._buffers
+        return self._state_type(*(buffers[name] for name in self._state_names))
 
-    def _absorbed(self, targets: Tensor, **which: Tensor | None) -> Any:
-        """The state after a batch, of which each replica has a part."""
-        state = self.state
-        summary = self.art.summarize(state, targets, **which)
-        if self._group is not None:
-            summary = self.art.merge(self._group.gather(summary))
-        return self.art.absorb(state, summary)
+    def _measured(self) -> Affine:
+        """Return the normalisation that the statistics stand for; it may share memory with them."""
+        return self.art.affine(self._raw_state())
 
     def _set_state(self, state: Any) -> None:
         for name, x in zip(self._state_names, state, strict=True):
-            if OVERWRITES_EARLY and torch.compiler.is_compiling() and x.device.type == "cpu":
+            if isinstance(x, np.ndarray):
+                np.copyto(self._buffers[name].numpy(), x)  # pyright: ignore[reportOptionalMemberAccess]
+            elif OVERWRITES_EARLY and torch.compiler.is_compiling() and x.device.type == "cpu":
                 setattr(self, name, x)
             else:
                 getattr(self, name).copy_(x)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: getattr(self, name) for name in self._state_names}
+        """Convert or move the module, and undo conversions to half precision of the statistics."""
+        before = {name: getattr(self, name).detach() for name in self._full_precision}
         super()._apply(fn, recurse)
         for name, x in before.items():
-            y = getattr(self, name)
-            if y.is_floating_point() and y.dtype.itemsize < 4:
-                setattr(self, name, x.to(y.device))
+            converted = getattr(self, name)
+            if converted.is_floating_point() and converted.dtype.itemsize < 4:
+                converted.data = x.to(converted.device)
         return self
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["settings"] = _settings(self.art)
+
     def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, state_dict: dict[str, Any], prefix: str, *rest: Any
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
     ) -> None:
-        """Refuse what has no statistics, also where `strict=False` would let it pass."""
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        """Refuse a checkpoint without these statistics, also where `strict=False` would let it pass."""
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        errors: list[str] = rest[-1]
+        name = prefix.rstrip(".") or type(self).__name__
         missing = [name for name in self._state_names if prefix + name not in state_dict]
         if missing:
-            errors: list[str] = rest[-1]
             errors.append(
-                f"{prefix.rstrip('.') or type(self).__name__} needs {', '.join(missing)}, which the "
-                f"checkpoint does not have: the statistics of {self.art!r}, without which its weights mean "
-                "nothing. If it was saved from a plain linear layer, load it into one and make the head "
-                "with from_linear(layer), which keeps its outputs; if from a head with another rule, make "
-                "this one with that rule"
+                f"{name} needs {', '.join(missing)}, which the checkpoint does not have: the statistics of "
+                f"{self.art!r}, without which its weights mean nothing. If it was saved from a plain linear "
+                "layer, load it into one and make the head with from_linear(layer, keep=True), which keeps "
+                "its outputs; if from a head with another rule, make this one with that rule"
+            )
+        saved, mine = local_metadata.get("settings"), _settings(self.art)
+        if saved is not None and saved != mine:
+            differ = [key for key in saved.keys() | mine.keys() if saved.get(key) != mine.get(key)]
+            errors.append(
+                f"{name} was saved with {_listed(saved, differ)} and is loaded with {_listed(mine, differ)}; "
+                f"outputs would change. Make it with the settings of the checkpoint (it has art={self.art!r})"
             )
 
 
-def check_rule(art: Rule[Any, Any]) -> None:
+def check_rule(art: Rule[Any]) -> None:
+    """Raise unless `art` is a rule."""
     if not isinstance(art, Rule):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"art is {art!r}; it must be a rule, such as popart.Moments()")
 
 
-def _buffer_name(art: Rule[Any, Any], field: str) -> str:
-    """One that says of which rule it is, so that a state of one rule is not loaded into another."""
-    name = type(art).__name__.lower()
-    inner = getattr(art, "rule", None)
-    return f"{name}_{field if inner is None else _buffer_name(inner, field)}"
+def _buffer_name(art: Rule[Any], field: str) -> str:
+    """Name the buffer after its rule, so that the state of one rule is not loaded into another."""
+    return f"{type(art).__name__.lower()}_{field}"
+
+
+def _settings(art: Rule[Any]) -> dict[str, str]:
+    """Return the settings that outputs depend on, as text: all but the step size."""
+    names = [field.name for field in dataclasses.fields(art) if field.name != "beta"]
+    return {name: repr(getattr(art, name)) for name in names}
+
+
+def _listed(settings: dict[str, str], names: list[str]) -> str:
+    return ", ".join(f"{name}={settings.get(name, 'nothing')}" for name in sorted(names))

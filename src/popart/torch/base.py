@@ -1,0 +1,311 @@
+"""The base of all heads: statistics of targets, scale and shift, and averages of two heads."""
+
+import contextlib
+import math
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.optim.optimizer import Optimizer
+
+from popart.affine import Affine
+from popart.torch import checks, optimizers, order
+from popart.torch.statistics import Statistics
+
+
+class Layer(NamedTuple):
+    """Weight and bias that POP rescales, and whether the bias takes the shift."""
+
+    weight: Tensor
+    bias: Tensor | None
+    takes_shift: bool = True
+
+
+class Head(Statistics):
+    r"""The base of all heads: statistics of targets, the current scale and shift, and averages of two heads.
+
+    `scale` and `shift` ($\Sigma$ and $\mu$) are parameters that are never trained. They are written by
+    `update`, and outputs are computed from them. So copies of `parameters()` alone, as many programs make
+    for target networks, have the right outputs.
+    """
+
+    scale: nn.Parameter
+    shift: nn.Parameter
+
+    def _add_units(self) -> None:
+        for name, x in zip(("scale", "shift"), _without_nan(self._measured()), strict=True):
+            self.register_parameter(name, nn.Parameter(x.clone(), requires_grad=False))
+            self._full_precision.append(name)
+
+    def reset_parameters(self) -> None:
+        """Forget all targets; scale and shift are as they were before the first update."""
+        super().reset_parameters()
+        with torch.no_grad():
+            self._set_units(self._measured())
+
+    def _set_units(self, affine: Affine) -> None:
+        if isinstance(affine.scale, np.generic):
+            self.scale.fill_(float(affine.scale))
+            self.shift.fill_(0.0 if math.isnan(affine.shift) else float(affine.shift))
+            return
+        scale, shift = _without_nan(Affine(*map(torch.as_tensor, affine)))
+        self.scale.copy_(scale)
+        self.shift.copy_(shift)
+
+    def _units(self) -> Affine:
+        """Return scale and shift; gradients do not flow into them."""
+        return Affine(self.scale.detach(), self.shift.detach())
+
+    @property
+    def affine(self) -> Affine:
+        """A copy of the current normalisation."""
+        return Affine(self.sigma, self.mu)
+
+    @property
+    def mu(self) -> Tensor:
+        r"""A copy of the shift $\mu$, for logging."""
+        return self.shift.detach().clone()
+
+    @property
+    def sigma(self) -> Tensor:
+        r"""A copy of the scale $\Sigma$, for logging."""
+        return self.scale.detach().clone()
+
+    def _layers(self) -> list[Layer]:
+        raise NotImplementedError
+
+    def _choices(self) -> int:
+        """Return the number of outputs, or heads, that `index` chooses from."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def update(
+        self,
+        targets: Any,
+        *,
+        mask: Tensor | None = None,
+        weights: Tensor | None = None,
+        index: Tensor | None = None,
+        optimizer: Optimizer | None = None,
+        moments: optimizers.Moments = "rescale",
+        max_norm: float | None = None,
+    ) -> Tensor:
+        """Update the statistics with a batch of targets (ART), preserve outputs (POP), normalise the targets.
+
+        Call it once per batch, after the targets are known and before the outputs that are compared
+        with them are computed. Before the first update the output is 0. The first targets are adopted:
+        weights stay as they are, so that outputs change, to the range of these targets. From then on no
+        output changes.
+
+        Args:
+            targets: Targets in their own units, `(*batch, *shape)` for statistics of this shape: a tensor,
+                a NumPy array or a list. Those that are not finite stay out of the statistics and are not
+                finite in the result: leave them out of the loss with `torch.isfinite(targets)`, or use
+                `loss`, which does.
+            mask: The targets that count, `(*batch,)`.
+            weights: The weight of each target in the statistics, `(*batch,)`.
+            index: The output (or head) of each target, `(*batch,)`, for targets of the chosen
+                actions or tasks only. Statistics that all outputs share do not depend on it. Numbers out of
+                range are refused on a CPU.
+            optimizer: The optimizer that trains this head, whose state is rescaled with it.
+            moments: What becomes of that state: 'rescale' to the new units, 'keep' or 'reset'.
+            max_norm: A limit of the norm of an output's weights, for targets that may become much smaller:
+                beyond it, outputs shrink towards the new mean instead of being preserved.
+        """
+        order.check_traced(self)
+        layers = self._layers()
+        if optimizer is not None:
+            trained = [p for layer in layers for p in layer[:2] if p is not None]
+            optimizers.check(optimizer, trained, moments)
+        y = self._as_tensor(targets).detach()
+        with without_autocast(y):
+            which = self._which(index, y, batched=True)
+            given: list[Any] = [y, mask, weights, which]
+            state = self._raw_state()
+            if checks.is_eager_cpu(y) and checks.is_eager_cpu(self.scale):
+                given, state = [as_numpy(x) for x in given], type(state)(*map(as_numpy, state))
+            return self._updated(layers, state, given, optimizer, moments, max_norm)
+
+    def _updated(
+        self,
+        layers: list[Layer],
+        state: Any,
+        given: list[Any],
+        optimizer: Optimizer | None,
+        moments: optimizers.Moments,
+        max_norm: float | None,
+    ) -> Tensor:
+        """Update with targets, mask, weights and index, as tensors or, in a tenth of the time, in NumPy."""
+        y, mask, weights, which = given
+        old = self.art.affine(state)
+        self._check_units(old)
+        new_state = self.art.update(state, y, mask=mask, weights=weights, index=which, across=self._group)
+        new = self.art.affine(new_state)
+        self._preserve(layers, old, new, optimizer, moments, max_norm=max_norm)
+        self._set_state(new_state)
+        self._set_units(new)
+        return torch.as_tensor((new if which is None else new.select(which)).normalize(y))
+
+    def _check_units(self, measured: Affine) -> None:
+        """Raise if scale and shift are not those of the statistics (on a CPU; a GPU would have to wait)."""
+        if not isinstance(measured.scale, (np.ndarray, np.generic)):
+            return
+        scale, shift = self._units()
+        if (scale.numpy() == measured.scale).all() and (shift.numpy() == measured.shift).all():
+            return
+        theirs = _without_nan(Affine(*map(torch.as_tensor, measured)))
+        slack = 1e-3 * float(scale.abs().max())
+        if not all(torch.allclose(a, b, 1e-3, slack) for a, b in zip((scale, shift), theirs, strict=True)):
+            raise RuntimeError(
+                f"scale is {scale.tolist()} and that of the statistics {theirs[0].tolist()}: only the "
+                "parameters of this head were copied or averaged, not its statistics, so that it can be "
+                "evaluated but not updated. Update the head that it is a copy of, or copy it with "
+                "load_state_dict or copy.deepcopy"
+            )
+
+    def _preserve(
+        self,
+        layers: list[Layer],
+        old: Affine,
+        new: Affine,
+        optimizer: Optimizer | None = None,
+        moments: optimizers.Moments = "keep",
+        adopt: bool = True,
+        max_norm: float | None = None,
+    ) -> None:
+        """Change the layers so that outputs stay; nothing by default, for outputs without normalisation."""
+
+    def normalize(self, targets: Any, *, index: Tensor | None = None) -> Tensor:
+        """Return targets in normalised units, for the loss."""
+        y = self._as_tensor(targets)
+        return self._units_of(self._which(index, y, batched=True)).normalize(y)
+
+    def denormalize(self, outputs: Any, *, index: Tensor | None = None) -> Tensor:
+        """Return normalised outputs or targets in the targets' own units; the inverse of `normalize`."""
+        g = self._as_tensor(outputs)
+        return self._units_of(self._which(index, g)).denormalize(g)
+
+    def _as_tensor(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor):
+            return x
+        return torch.as_tensor(x, dtype=self.scale.dtype, device=self.scale.device)
+
+    def _units_of(self, which: Tensor | None) -> Affine:
+        scale, shift = self._units()
+        return Affine(scale, shift) if which is None else Affine(scale[which], shift[which])
+
+    def _which(self, index: Tensor | None, targets: Tensor, batched: bool = False) -> Tensor | None:
+        """Return the statistics that each target is of; None where it has some of each, or all share them."""
+        shape, one = tuple(targets.shape), self._shape
+        if index is None:
+            if batched and one and shape == one:
+                raise ValueError(
+                    f"targets have shape {shape}, which may be a batch or one target of all outputs; give "
+                    f"index= for a batch, or one target as {(1, *one)}"
+                )
+            return None
+        batch = shape[: len(shape) - len(one) + 1] if one else shape
+        what = "the batch has shape" if one else "targets have shape"
+        index = checks.checked_index(index, self._choices(), batch, what)
+        return index if one else None
+
+    @torch.no_grad()
+    def polyak_(self, online: Self, tau: float) -> None:
+        r"""Make this head $(1 - \tau)$ times itself plus $\tau$ times another, as functions.
+
+        The average is taken in the targets' units and is exact. (Averages of `parameters()`, scale and
+        shift included, differ from it by $\tau (1 - \tau)$ times the product of the differences of
+        scales and of weights.) The result has the statistics of `online`; where that knows no spread, its
+        function is a constant and so is the result.
+        """
+        check_tau(tau)
+        if type(self) is not type(online) or self.extra_repr() != online.extra_repr():
+            raise ValueError(
+                f"online is {online}; a head can only be averaged with its like, {self}{unwrapping(online)}"
+            )
+        self._preserve(self._layers(), self._units(), online._units(), adopt=False)
+        for mine, theirs in zip(self._layers(), online._layers(), strict=True):
+            for x, y in zip(mine[:2], theirs[:2], strict=True):
+                if x is not None and y is not None:
+                    x.lerp_(y, tau)
+        self._set_state(online._raw_state())
+        self._set_units(online._units())
+
+    def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: dict[str, Any], prefix: str, *rest: Any
+    ) -> None:
+        """Load scale and shift; derive them from the statistics if an older checkpoint lacks them."""
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        missing: list[str] = rest[2]
+        absent = [prefix + name for name in ("scale", "shift") if prefix + name not in state_dict]
+        if absent:
+            missing[:] = [name for name in missing if name not in absent]
+            with torch.no_grad():
+                self._set_units(self._measured())
+
+
+def apply_linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply a layer in its own precision, also under autocast."""
+    if not torch._C._get_tracing_state() and h.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"h has shape {tuple(h.shape)}; its last axis must be of {weight.shape[-1]} features"
+        )
+    if h.dtype is not weight.dtype:
+        h = _promoted(h, weight)
+    if torch._C._is_any_autocast_enabled():
+        with torch.autocast(h.device.type, enabled=False):
+            return _apply(h, weight, bias)
+    return _apply(h, weight, bias)
+
+
+def _apply(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.ndim == 2:
+        return linear(h, weight, bias)
+    g = linear(h, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1])
+    return g if bias is None else g + bias
+
+
+def without_autocast(x: Tensor) -> Any:
+    """Return a context in which operations have the precision of their arguments."""
+    if not torch._C._is_any_autocast_enabled():
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _promoted(h: Tensor, weight: Tensor) -> Tensor:
+    """Return features in the precision of the layer, if that loses none."""
+    if torch.promote_types(h.dtype, weight.dtype) != weight.dtype:
+        raise TypeError(
+            f"h is of {h.dtype} and the head of {weight.dtype}; convert the head with .to({h.dtype}), or h"
+        )
+    return h.to(weight.dtype)
+
+
+def check_tau(tau: float) -> None:
+    """Raise unless tau is in [0, 1]."""
+    if not 0 <= tau <= 1:
+        raise ValueError(f"tau is {tau!r}; it must be in [0, 1]")
+
+
+def unwrapping(*modules: Any) -> str:
+    """Return a hint for modules that wrap another, as `torch.compile` and data parallelism do."""
+    for module in modules:
+        for attribute in ("_orig_mod", "module"):
+            if isinstance(getattr(module, attribute, None), nn.Module):
+                return f". A {type(module).__name__} wraps the network: pass its .{attribute}"
+    return ""
+
+
+def as_numpy(x: Any) -> Any:
+    """Return a tensor on the CPU as an array of the same memory, if NumPy knows its dtype."""
+    if not isinstance(x, Tensor):
+        return x
+    x = x.detach()
+    return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+
+
+def _without_nan(affine: Affine) -> tuple[Tensor, Tensor]:
+    """Return scale and shift, 0 where no target was seen."""
+    return affine.scale, affine.shift.nan_to_num()

@@ -1,0 +1,43 @@
+"""The loss of normalised outputs and targets, without the targets that do not count."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+Loss = Callable[..., Tensor]
+"""A function of outputs and targets, such as those in `torch.nn.functional`."""
+
+
+def like_targets(x: Any, y: Tensor) -> Tensor:
+    """Return a mask or weights of shape `(*batch,)` or that of y in the shape of y."""
+    x = torch.as_tensor(x, device=y.device)
+    return x.reshape(*x.shape, *(1,) * (y.ndim - x.ndim)).expand(y.shape)
+
+
+def mean_loss(loss: Loss, g: Tensor, t: Tensor, counted: Tensor, weights: Any) -> Tensor:
+    """Return the weighted mean of the losses that count; the others have no gradient, not even NaN."""
+    g = g.to(torch.promote_types(g.dtype, torch.float32))
+    each = _each(loss, g, torch.where(counted, t, 0.0).to(g.dtype))
+    if each.shape != g.shape:
+        raise ValueError(
+            f"loss gave shape {tuple(each.shape)} for outputs of shape {tuple(g.shape)}; it must give one "
+            "loss per number, as with reduction='none'"
+        )
+    w = counted.to(each.dtype)
+    if weights is not None:
+        w = w * like_targets(weights, t)
+    return (torch.where(counted, each, 0.0) * w).sum() / w.sum().clamp(torch.finfo(w.dtype).tiny)
+
+
+def _each(loss: Loss, g: Tensor, t: Tensor) -> Tensor:
+    return loss(g, t, reduction="none") if loss is mse_loss or _reduces(loss) else loss(g, t)
+
+
+def _reduces(loss: Loss) -> bool:
+    if isinstance(loss, nn.Module):
+        return False
+    return "reduction" in inspect.signature(loss).parameters

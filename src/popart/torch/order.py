@@ -1,0 +1,61 @@
+"""A check that targets are taken in before the outputs that they are compared with are computed.
+
+In eager mode the backward pass of outputs checks that the head was not updated since. In a function that
+`torch.compile` traces, `update` raises if outputs with gradients were computed before it. Where outputs
+and update are compiled apart, PyTorch's own check of weights that changed raises, if the features
+require gradients; without them nothing does.
+"""
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import TracingContext
+
+from popart.torch.checks import is_transformed
+
+MESSAGE = (
+    "the head was updated after these outputs were computed: they are in old units and their targets in "
+    "new ones. Call update(targets) first, then normalized(h), then backward(); or loss(h, targets), which "
+    "does all of it in order"
+)
+
+_TRACED: weakref.WeakKeyDictionary[TracingContext, set[int]] = weakref.WeakKeyDictionary()
+"""The heads, by id, whose outputs each trace has computed with gradients."""
+
+
+def watch(head: nn.Module, g: Tensor, scale: Tensor) -> None:
+    """Have the backward pass of the outputs g, or the compiler, check that no update comes in between."""
+    if torch.compiler.is_compiling():
+        _note_outputs(id(head))
+    elif g.grad_fn is not None and not is_transformed(g):
+        g.grad_fn.register_prehook(functools.partial(_check, scale, scale._version))
+
+
+def check_traced(head: nn.Module) -> None:
+    """Raise while a compiler traces an update that comes after outputs with gradients."""
+    if torch.compiler.is_compiling():
+        _check_outputs(id(head))
+
+
+def _check(scale: Tensor, version: int, gradients: Any) -> None:
+    if scale._version != version:
+        raise RuntimeError(MESSAGE)
+
+
+@torch.compiler.assume_constant_result
+def _note_outputs(head: int) -> bool:
+    trace = TracingContext.try_get()
+    if trace is not None:
+        _TRACED.setdefault(trace, set()).add(head)
+    return True
+
+
+@torch.compiler.assume_constant_result
+def _check_outputs(head: int) -> bool:
+    trace = TracingContext.try_get()
+    if trace is not None and head in _TRACED.get(trace, ()):
+        raise RuntimeError(MESSAGE)
+    return True
