@@ -1,12 +1,14 @@
 """What an optimizer remembers means the same after the head was rescaled, in PyTorch and in Optax."""
 
+import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 import torch
 from torch import nn
@@ -118,9 +120,7 @@ def test_an_optimizer_of_unknown_moments_is_named_and_nothing_is_lost() -> None:
     head.update(torch.arange(8.0))
     follow(head, optimizer, torch.ones(2))
     weight = head.weight.detach().clone()
-    with pytest.raises(
-        ValueError, match=r"Adadelta, whose 'square_avg' has unknown units.*'keep' or 'reset'"
-    ):
+    with pytest.raises(ValueError, match=r"Adadelta, whose state has unknown units.*'keep' or 'reset'"):
         head.update(torch.arange(8.0), optimizer=optimizer)
     torch.testing.assert_close(head.weight, weight, rtol=0, atol=0)
     assert head.state.counts[0] == 1
@@ -140,39 +140,124 @@ OPTAX: dict[str, optax.GradientTransformation] = {
     "centred rmsprop": optax.rmsprop(0.1, eps=0.0, centered=True),
     "rmsprop with momentum": optax.rmsprop(0.1, eps=0.0, momentum=0.9),
     "lion": optax.lion(0.1),
+    "adamax": optax.adamax(0.1, eps=0.0),
+    "adamaxw": optax.adamaxw(0.1, eps=0.0, weight_decay=0.0),
+    "nadam": optax.nadam(0.1, eps=0.0),
+    "radam": optax.radam(0.1, eps=0.0, threshold=1.0),
+    "yogi": optax.scale_by_yogi(eps=0.0, initial_accumulator_value=0.0),
+    "lamb": optax.lamb(0.1, eps=0.0),
+    "adan": optax.adan(0.1, eps=0.0, weight_decay=0.0),
+    "adopt": optax.contrib.adopt(0.1, eps=1e-30, use_clipping=False),
+    "acprop": optax.contrib.acprop(0.1, eps=1e-30),
+    "adadelta": optax.adadelta(0.1, eps=1e-30),
+    "rprop": optax.rprop(0.1),
+    "signs": optax.sign_sgd(0.1),
+    "signs of an average": optax.signum(0.1),
+    "optimistic": optax.optimistic_gradient_descent(0.1),
+    "momentum of optimistic gradients": optax.chain(optax.scale_by_optimistic_gradient(), optax.trace(0.9)),
+    "optimistic adam": optax.optimistic_adam_v2(0.1, eps=0.0),
+    "an average": optax.ema(0.9),
+    "every third": optax.apply_every(3),
+    "without NaN": optax.chain(optax.zero_nans(), optax.adam(0.1, eps=0.0)),
     "with hyperparameters": optax.inject_hyperparams(optax.adam)(0.1, eps=0.0),
+    "adamax with hyperparameters": optax.inject_hyperparams(lambda a: optax.adamax(a, eps=0.0))(0.1),
     "clipped": optax.chain(optax.clip_by_global_norm(1e9), optax.adam(0.1, eps=0.0)),
+    "named": optax.named_chain(("clip", optax.clip(1e9)), ("adam", optax.adam(0.1, eps=0.0))),
     "two of them": optax.multi_transform(
         {"a": optax.adam(0.1, eps=0.0), "b": optax.sgd(0.1, 0.9)}, {"body": "b", "head": "a"}
     ),
+    "momentum of divided gradients, of weights only": optax.chain(
+        optax.masked(optax.scale_by_rms(eps=0.0), {"body": True, "head": {"kernel": True, "bias": False}}),
+        optax.trace(0.9),
+    ),
     "accumulated": optax.MultiSteps(optax.adam(0.1, eps=0.0), 3).gradient_transformation(),
+    "accumulated adamax": optax.MultiSteps(optax.adamax(0.1, eps=0.0), 3).gradient_transformation(),
 }
 
 
+@pytest.mark.parametrize("per_output", [False, True])
 @pytest.mark.parametrize("name", OPTAX)
-def test_rescaled_moments_in_optax_are_those_of_a_history_in_the_new_units(name: str) -> None:
+def test_rescaled_moments_in_optax_are_those_of_a_history_in_the_new_units(
+    name: str, per_output: bool
+) -> None:
+    """They make the same next step, with a gradient in the new units."""
     optimizer = popart.jax.rescale_moments(OPTAX[name], head=lambda params: params["head"])
     head = {"kernel": jnp.ones((4, 2)), "bias": jnp.zeros(2)}
     params = {"body": {"kernel": jnp.ones((3, 4))}, "head": head}
-    y = jnp.asarray(np.random.default_rng(0).normal(size=8), jnp.float32)
-    state, head, _, _ = popart.jax.step(ART, popart.jax.init(ART, head), head, y)
+    y = np.random.default_rng(0).normal(size=(8, 2) if per_output else 8)
+    y = jnp.asarray(y * np.array([1.0, 50.0]) if per_output else y, jnp.float32)
+    state = popart.jax.init(ART, head, per_output=per_output)
+    state, head, _, _ = popart.jax.step(ART, state, head, y)
     old = ART.affine(state).scale
     state, _, _, change = popart.jax.step(ART, state, head, 1e3 * y + 5)
     F = old / ART.affine(state).scale
     unit = popart.jax.step(ART, state, head, y[:0]).change  # no targets, no change
 
+    def gradients(F: Any, i: int) -> Any:
+        layer = {"kernel": F * GRADIENTS[i].T, "bias": F * BIASES[i]}
+        return {"body": {"kernel": jnp.ones((3, 4))}, "head": layer}
+
     def history(F: Any) -> Any:
         memory = optimizer.init(params)
-        for gradient, bias in zip(GRADIENTS, BIASES, strict=True):
-            layer = {"kernel": F * gradient.T, "bias": F * bias}
-            gradients = {"body": {"kernel": jnp.ones((3, 4))}, "head": layer}
-            _, memory = optimizer.update(gradients, memory, params, change=unit)
+        for i in range(4):
+            _, memory = optimizer.update(gradients(F, i), memory, params, change=unit)
         return memory
 
-    zero = jax.tree.map(jnp.zeros_like, params)
-    _, rescaled = optimizer.update(zero, history(1.0), params, change=change)
-    _, expected = optimizer.update(zero, history(F), params, change=unit)
+    now = gradients(F, 0)
+    rescaled = optimizer.update(now, history(1.0), params, change=change)
+    expected = optimizer.update(now, history(F), params, change=unit)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5), rescaled, expected)
+
+
+class ScaleByAdamState(NamedTuple):
+    """A state that has the name of one of Optax's, and moments of its own."""
+
+    mu: Any
+    nu: Any
+
+
+def state_of(state: Any) -> optax.GradientTransformation:
+    return optax.GradientTransformation(state, lambda updates, state, params=None: (updates, state))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "lbfgs": (lambda: optax.lbfgs(0.1, linesearch=None), "ScaleByLBFGSState, whose 'params'"),
+    "adafactor": (lambda: optax.adafactor(0.1), "FactoredState, whose 'v_row'"),
+    "sm3": (lambda: optax.sm3(0.1), "ScaleBySM3State, whose 'mu'"),
+    "novograd": (lambda: optax.novograd(0.1), "ScaleByNovogradState, whose 'mu'"),
+    "distances": (optax.scale_by_distance_over_gradients, "GradientsState, whose 'max_dist'"),
+    "schedule-free": (lambda: optax.contrib.schedule_free_adamw(0.1), "ScheduleFreeState, whose 'z'"),
+    "prodigy": (optax.contrib.prodigy, "ProdigyState, whose"),
+    "muon": (lambda: optax.contrib.muon(0.1), "MuonState, whose 'mu'"),
+    "ademamix": (lambda: optax.contrib.ademamix(0.1), "ScaleByAdemamixState, whose 'm1'"),
+    "sam": (lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "SAMState, whose 'cache'"),
+    "another's": (lambda: state_of(lambda p: ScaleByAdamState(p, p)), "ScaleByAdamState, whose 'mu'"),
+    "a class": (lambda: state_of(jax.tree_util.Partial(jax.tree_util.Partial, max)), "Partial, whose"),
+    "lars": (lambda: optax.lars(0.1), "trace after scale_by_trust_ratio"),
+    "momentum of signs": (
+        lambda: optax.chain(optax.scale_by_sign(), optax.trace(0.9)),
+        "trace after scale_by_sign",
+    ),
+    "lookahead": (lambda: optax.lookahead(optax.sgd(0.1), 5, 0.5), "inner is optax.lookahead"),
+    "one vector": (lambda: optax.flatten(optax.adam(0.1)), r"'mu' is one array of shape \(10,\)"),
+    "adam and adamax": (
+        lambda: optax.multi_transform({"a": optax.adam(0.1), "b": optax.adamax(0.1)}, {"w": "a", "b": "b"}),
+        "inner combines adamax and adam",
+    ),
+    "a named chain": (
+        lambda: optax.named_chain(("rms", optax.scale_by_rms()), ("momentum", optax.trace(0.9))),
+        r"named_chain in which \['rms', 'momentum'\] remember gradients",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_moments_in_optax_that_cannot_be_rescaled_are_refused_by_init(name: str) -> None:
+    params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
+    make, message = REFUSED[name]
+    optimizer = popart.jax.rescale_moments(make(), lambda p: p)
+    with pytest.raises(ValueError, match=message):
+        optimizer.init(optax.LookaheadParams(params, params) if name == "lookahead" else params)
 
 
 def test_in_optax_moments_can_be_kept_or_reset() -> None:
@@ -189,18 +274,31 @@ def test_in_optax_moments_can_be_kept_or_reset() -> None:
         np.testing.assert_allclose(after[0].mu["w"], factor * memory[0].mu["w"], rtol=1e-6)
 
 
-def test_in_optax_unknown_moments_are_named() -> None:
+def test_in_optax_reset_moments_have_their_initial_values() -> None:
+    """These are not always 0: a step size of 0 would stay 0 in Rprop."""
+    params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
+    optimizer = popart.jax.rescale_moments(optax.rprop(0.1), lambda p: p, "reset")
+    change = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0)).change
+    gradients = jax.tree.map(jnp.ones_like, params)
+    memory: Any = optimizer.init(params)
+    for _ in range(3):
+        _, memory = optimizer.update(gradients, memory, params, change=change)
+        np.testing.assert_array_equal(memory[0].step_sizes["w"], jnp.full((4, 2), 0.1))
+
+
+def test_in_optax_wrong_arguments_are_named() -> None:
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
     change = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0)).change
-    optimizer = popart.jax.rescale_moments(optax.adadelta(0.1), lambda p: p)
-    with pytest.raises(
-        ValueError, match=r"ScaleByAdaDeltaState, whose 'e_g' has unknown units.*'keep' or 'reset'"
-    ):
-        optimizer.update(params, optimizer.init(params), params, change=change)
+    optimizer = popart.jax.rescale_moments(optax.adam(0.1), lambda p: p)
     with pytest.raises(ValueError, match="change is missing"):
         optimizer.update(params, optimizer.init(params), params)
     with pytest.raises(ValueError, match="moments is 'forget'"):
         popart.jax.rescale_moments(optax.adam(0.1), lambda p: p, "forget")  # pyright: ignore
-    reset = popart.jax.rescale_moments(optax.adadelta(0.1), lambda p: p, "reset")
-    _, memory = reset.update(params, reset.init(params), params, change=change)
-    assert jax.tree.leaves(memory)
+    cases: list[Literal["keep", "reset"]] = ["keep", "reset"]
+    for moments, inner in itertools.product(cases, (optax.sm3(0.1), optax.lbfgs(0.1, linesearch=None))):
+        anything = popart.jax.rescale_moments(inner, lambda p: p, moments)
+        _, memory = anything.update(params, anything.init(params), params, change=change)
+        assert jax.tree.leaves(memory)
+    packed = popart.jax.rescale_moments(optax.flatten(optax.adam(0.1)), lambda p: p, "reset")
+    with pytest.raises(ValueError, match="'mu' is one array"):
+        packed.update(params, packed.init(params), params, change=change)
