@@ -1,8 +1,11 @@
-"""What goes wrong elsewhere, each with its number in the list of pitfalls that this project keeps."""
+"""Mistakes of other implementations, numbered as in `docs/pitfalls.md`."""
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,13 +23,58 @@ F32 = np.float32
 LARGE = float(F32(1e38))
 
 
+ALPHA, H, Y = 0.05, np.array([1.0, 2.0]), 40.0
+
+
+def after_a_step_of_sgd(before: float) -> float:
+    """Return an output, in true units, after a step of SGD on half the squared error in normalised units.
+
+    With an error of (before - Y) / scale, W changes by -ALPHA times the error times h, and b by -ALPHA times
+    the error. The output is scale times (W h + b) plus shift, so that no scale is left in its change.
+    """
+    return before - ALPHA * float(H @ H + 1) * (before - Y)
+
+
 def test_pitfall_1_the_update_goes_to_the_preserved_weights() -> None:
-    """`preserve` returns the layer that is to be trained: its old one no longer has the old outputs."""
-    W, b, h = np.ones((1, 2)), np.zeros(1), np.array([1.0, 2.0])
-    old, new = popart.Affine(1.0, 0.0), popart.Affine(10.0, 50.0)
+    """A step of SGD from the preserved weights moves the output from where it was towards the target."""
+    rule = popart.Moments(beta=0.5)
+    state = rule.update(rule.init(), [0.0, 2.0])
+    new_state = rule.update(state, [Y, 3 * Y])
+    old, new = rule.affine(state), rule.affine(new_state)
+    W, b = np.array([[0.3, 0.7]]), np.array([0.1])
+    before = old.denormalize(W @ H + b).item()
     W_new, b_new = popart.preserve(W, b, old, new)
-    np.testing.assert_allclose(new.denormalize(W_new @ h + b_new), old.denormalize(W @ h + b))
-    assert new.denormalize(W @ h + b) == pytest.approx(80)
+    error = W_new @ H + b_new - new.normalize(Y)
+    step_W, step_b = -ALPHA * np.outer(error, H), -ALPHA * error
+    after = new.denormalize((W_new + step_W) @ H + b_new + step_b).item()
+    assert after == pytest.approx(after_a_step_of_sgd(before))
+    thrown_away = new.denormalize((W + step_W) @ H + b + step_b).item()
+    assert abs(thrown_away - after) > 10
+
+
+def test_pitfall_1_in_pytorch() -> None:
+    head = popart.torch.PopArt(2, 1, popart.Moments(beta=0.5))
+    optimizer = torch.optim.SGD(head.parameters(), ALPHA)
+    h = torch.asarray(H, dtype=torch.float32)
+    head.update(torch.tensor([0.0, 2.0]), optimizer=optimizer)
+    before = head(h).item()
+    head.update(torch.tensor([Y, 3 * Y]), optimizer=optimizer)
+    (head.normalized(h) - head.normalize(torch.tensor([Y]))).square().sum().div(2).backward()
+    optimizer.step()
+    assert head(h).item() == pytest.approx(after_a_step_of_sgd(before), rel=1e-5)
+
+
+def test_pitfall_1_in_jax() -> None:
+    art, h = popart.Moments(beta=0.5), jnp.asarray(H)
+    head = {"w": jnp.asarray([[0.3], [0.7]]), "b": jnp.asarray([0.1])}
+    state, head, _, _ = popart.jax.step(art, popart.jax.init(art, head), head, jnp.asarray([0.0, 2.0]))
+    before = popart.jax.values(art, state, head, h).item()
+    state, head, y, _ = popart.jax.step(art, state, head, jnp.asarray([Y, 3 * Y]))
+    gradient = jax.grad(lambda head: ((popart.jax.normalized(head, h) - y[0]) ** 2).sum() / 2)(head)
+    head = jax.tree.map(lambda x, g: x - ALPHA * g, head, gradient)
+    assert popart.jax.values(art, state, head, h).item() == pytest.approx(
+        after_a_step_of_sgd(before), rel=1e-5
+    )
 
 
 def test_pitfall_2_a_large_batch_takes_one_step_not_one_per_target(single: Backend) -> None:
@@ -135,15 +183,15 @@ def test_pitfall_10_the_variance_between_batches_counts() -> None:
 )
 def test_pitfall_11_no_stream_whatever_gives_nan(stream: Any) -> None:
     """Any float32 there is but those within a factor of three of overflow."""
-    rules: list[popart.Rule[Any, Any]] = [popart.Moments(beta=0.1), popart.Percentiles()]
+    rules: list[popart.Rule[Any]] = [popart.Moments(beta=0.1), popart.Percentiles()]
     for rule in (*rules, popart.Expectiles(), popart.Extremes()):
         state = rule.init(like=F32(0))
         for y in stream:
             state = rule.update(state, y)
-            scale, shift, _ = rule.affine(state)
-            assert np.isfinite(scale)
-            assert scale >= 0
-            assert np.isfinite(shift)
+            affine = rule.affine(state)
+            assert np.isfinite(affine.scale)
+            assert affine.scale >= 0
+            assert np.isfinite(affine.shift) or state.counts[0] == 0  # NaN: nothing is known
 
 
 def test_pitfall_12_rare_large_targets_are_not_clamped() -> None:
@@ -161,22 +209,38 @@ def test_pitfall_13_a_target_counts_when_update_is_called_and_only_then() -> Non
     for _ in range(5):
         new.normalize([100.0])
         new.denormalize([100.0])
-        rule.summarize(state, [100.0])
     assert rule.affine(state).shift == 2
-    assert state.counts[0] == 1
+    head = popart.torch.PopArt(2, 1, rule)
+    head.update(torch.tensor([1.0, 3.0]))
+    for _ in range(5):
+        head(torch.full((4, 2), 100.0)).sum().backward()
+        head.normalize(torch.tensor([100.0]))
+    assert head.affine.shift == 2
 
 
 def test_pitfall_14_replicas_agree_and_do_not_freeze() -> None:
-    """Merged statistics follow a change of level as fast as one process's do."""
-    rule = popart.Moments(beta=0.1)
+    """Four replicas follow a change of level as fast as one process with all of their targets."""
+    art, head = popart.Moments(beta=0.1), {"w": jnp.ones((2, 1)), "b": jnp.zeros(1)}
     rng = np.random.default_rng(4)
-    together = alone = rule.init()
+    alone = popart.jax.init(art, head)
+    replicas = jax.tree.map(lambda x: jnp.stack([x] * 4), (alone, head))
+    step: Any = jax.jit(popart.jax.step, static_argnums=0)
+
+    def replica(state: Any, head: Any, y: Any) -> Any:
+        return popart.jax.step(art, state, head, y, "replicas")[:2]
+
+    together: Any = jax.jit(jax.vmap(replica, axis_name="replicas"))
     for level in np.repeat([0.0, 1000.0], 50):
-        y = rng.normal(level, 1, (4, 8))
-        together = rule.absorb(together, rule.merge([rule.summarize(together, part) for part in y]))
-        alone = rule.update(alone, y)
-    np.testing.assert_allclose(rule.affine(together)[:2], rule.affine(alone)[:2], rtol=1e-12)
-    assert rule.affine(together).shift > 990
+        y = jnp.asarray(rng.normal(level, 1, (4, 8)), jnp.float32)
+        replicas = together(*replicas, y)
+        alone, head = step(art, alone, head, y.ravel())[:2]
+    affine = jax.vmap(art.affine)(replicas[0])
+    np.testing.assert_array_equal(affine.shift, affine.shift[0])
+    np.testing.assert_array_equal(affine.scale, affine.scale[0])
+    np.testing.assert_allclose(affine.shift[0], art.affine(alone).shift, rtol=1e-5)
+    np.testing.assert_allclose(affine.scale[0], art.affine(alone).scale, rtol=1e-5)
+    np.testing.assert_allclose(replicas[1]["w"][0], head["w"], rtol=1e-4)
+    assert affine.shift[0] > 990
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-12, 1e-30])
@@ -197,13 +261,17 @@ def test_pitfall_6_statistics_are_in_every_checkpoint_and_converted_parameters_a
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
     network.double()
     head: Any = network[1]
-    assert {"1.moments_counts", "1.moments_moments"} <= network.state_dict().keys()
+    assert network.state_dict().keys() > dict(network.named_parameters()).keys()
     assert any(p is head.weight for group in optimizer.param_groups for p in group["params"])
     head.update(torch.arange(8.0), optimizer=optimizer)
     before = head.weight.detach().clone()
-    network(torch.ones(3, 4, dtype=torch.float64)).sum().backward()
+    x = torch.ones(3, 4, dtype=torch.float64)
+    network(x).sum().backward()
     optimizer.step()
     assert not torch.equal(head.weight, before)
+    other = torch.nn.Sequential(torch.nn.Linear(4, 8), popart.torch.PopArt(8, 2)).double()
+    other.load_state_dict(network.state_dict())
+    torch.testing.assert_close(other(x), network(x), rtol=0, atol=0)
 
 
 def test_pitfall_9_statistics_are_of_the_targets_and_not_of_the_rewards() -> None:
@@ -278,3 +346,17 @@ def test_pitfall_18_values_are_clipped_in_normalised_units(k: int) -> None:
         return head.weight.grad
 
     torch.testing.assert_close(gradient(2.0**k), gradient(1.0), rtol=0, atol=0)
+
+
+def test_every_pitfall_has_an_entry_and_tests_and_each_names_the_other() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text("utf-8")
+    sections = re.split(r"^## (\d+)\. ", page, flags=re.MULTILINE)[1:]
+    numbers = [int(number) for number in sections[::2]]
+    assert numbers == list(range(1, len(numbers) + 1))
+    entries = dict(zip(numbers, sections[1::2], strict=True))
+    named = {number: set(re.findall(r"`(test_\w+)`", text)) for number, text in entries.items()}
+    tests = [name for name in globals() if name.startswith("test_pitfall_")]
+    assert named == {n: {name for name in tests if name.startswith(f"test_pitfall_{n}_")} for n in numbers}
+    assert set().union(*named.values()) == set(tests)
+    assert all(named.values())
+    assert all("Seen in: " in text for text in entries.values())
