@@ -1,0 +1,163 @@
+"""Targets that become much smaller: what `max_norm` limits, and that training survives with it."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import popart
+import popart.jax
+from benchmarks.falling import MAX_NORM, PRESERVE, Method, learn
+from popart.torch import PopArt
+
+RNG = np.random.default_rng(0)
+W, B, H = RNG.normal(size=(3, 16)), RNG.normal(size=3), RNG.normal(size=(8, 16))
+OLD = popart.Affine(np.asarray(100.0), np.asarray(5.0))
+SLIGHTLY, FAR = (popart.Affine(np.asarray(scale), np.asarray(2.0)) for scale in (99.0, 1.0))
+
+
+def norms(W: Any) -> Any:
+    return np.sqrt((np.asarray(W, float) ** 2).sum(-1))
+
+
+def outputs(W: Any, b: Any, affine: popart.Affine) -> Any:
+    return affine.denormalize(H @ W.T + b)
+
+
+def final_errors(method: Method) -> Any:
+    """Return errors relative to the targets of four seeds, 3,000 updates after a fall by 10⁴."""
+    run = partial(learn, method, "SGD", 1e-2, jnp.asarray(0.1), jnp.asarray(1e4), updates=3_000)
+    return np.asarray(jax.jit(jax.vmap(run))(jnp.arange(4))[0][:, -1])
+
+
+def test_sgd_diverges_after_a_fall_by_ten_thousand() -> None:
+    assert not np.isfinite(final_errors(PRESERVE)).any()
+
+
+def test_sgd_with_a_limit_learns_the_smaller_targets() -> None:
+    assert (final_errors(MAX_NORM) < 0.2).all()
+
+
+def test_outputs_are_preserved_below_the_limit() -> None:
+    limit = 1.02 * norms(W).max()
+    for free, held in zip(
+        popart.preserve(W, B, OLD, SLIGHTLY),
+        popart.preserve(W, B, OLD, SLIGHTLY, max_norm=limit),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(free, held)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 3.0, 10.0])
+def test_a_fall_enlarges_weights_to_the_limit_but_not_beyond(max_norm: float) -> None:
+    W_new, _ = popart.preserve(W, B, OLD, FAR, max_norm=max_norm)
+    assert norms(W_new).max() == pytest.approx(max(norms(W).max(), max_norm))
+
+
+def test_a_rise_is_preserved_whatever_the_norm() -> None:
+    W_new, b_new = popart.preserve(W, B, FAR, OLD, max_norm=1e-3)
+    np.testing.assert_allclose(outputs(W_new, b_new, OLD), outputs(W, B, FAR))
+
+
+def test_an_outlier_is_forgotten_without_a_change_of_outputs() -> None:
+    """The scale rises and falls again; the weights return to the norm that they had."""
+    limit = 1.01 * norms(W).max()
+    back = popart.preserve(*popart.preserve(W, B, FAR, OLD, max_norm=limit), OLD, FAR, max_norm=limit)
+    np.testing.assert_allclose(outputs(*back, FAR), outputs(W, B, FAR))
+
+
+def test_beyond_the_limit_outputs_shrink_towards_the_shift_in_the_same_order() -> None:
+    before, after = (
+        outputs(*popart.preserve(W, B, OLD, FAR, max_norm=max_norm), FAR) - FAR.shift
+        for max_norm in (None, 3.0)
+    )
+    ratio = after / before
+    np.testing.assert_allclose(ratio, ratio[0, 0])
+    assert 0 < ratio[0, 0] < 0.1
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "dense"])
+def test_each_output_with_its_own_scale_has_its_own_limit(kind: str) -> None:
+    scale = np.array([1.0, 100.0, 100.0])
+    new = popart.Affine(np.diag(scale) if kind == "dense" else scale, np.zeros(3))
+    old = popart.Affine(np.diag([100.0] * 3) if kind == "dense" else np.full(3, 100.0), np.zeros(3))
+    W_new, _ = popart.preserve(W, B, old, new, max_norm=10.0)
+    np.testing.assert_allclose(norms(W_new), [10.0, *norms(W)[1:]])
+
+
+@pytest.mark.parametrize("layout", ["kernel", "weight", "dueling", "heads"])
+def test_step_limits_every_kind_of_head(layout: str) -> None:
+    weight = jnp.asarray(W, jnp.float32)
+    heads = {
+        "kernel": {"kernel": weight.T, "bias": jnp.ones(3)},
+        "weight": {"weight": weight, "bias": jnp.ones(3)},
+        "dueling": {
+            "value": {"w": weight.T[:, :1], "b": jnp.ones(1)},
+            "advantage": {"w": weight.T, "b": jnp.ones(3)},
+        },
+        "heads": {"w": jnp.stack((weight.T, weight.T / 100)), "b": jnp.ones((2, 3))},
+    }
+    art, head = popart.Moments(beta=0.5), heads[layout]
+    step = jax.jit(lambda state, head, y: popart.jax.step(art, state, head, y, max_norm=6.0))
+    state = popart.jax.init(art, head)
+    shape = (8, *state.moments.shape[1:])
+    for size in [100.0] * 3 + [1.0] * 20:
+        state, head, *_ = step(state, head, size * jax.random.normal(jax.random.key(0), shape))
+    weights = [
+        x if layout == "weight" else jnp.swapaxes(x, -1, -2) for x in jax.tree.leaves(head) if x.size > 6
+    ]
+    assert max(norms(x).max() for x in weights) == pytest.approx(6.0, rel=1e-5)
+
+
+def test_scaling_targets_by_a_power_of_two_changes_no_bit_with_a_limit() -> None:
+    art = popart.Moments(beta=0.1)
+
+    def train(size: float) -> Any:
+        def update(carry: Any, y: Any) -> tuple[Any, Any]:
+            state, head = carry
+            state, head, y, _ = popart.jax.step(art, state, head, y, max_norm=3.0)
+            error = popart.jax.normalized(head, h)[:, 0] - y
+            step = {"w": -0.01 * h.T @ error[:, None], "b": -0.01 * error.sum(keepdims=True)}
+            return (state, jax.tree.map(jnp.add, head, step)), (head, y)
+
+        h = jnp.asarray(H, jnp.float32)
+        head = {"w": jnp.asarray(W[:1].T, jnp.float32), "b": jnp.zeros(1)}
+        sizes = size * jnp.repeat(jnp.asarray([1.0, 1e-3]), 100)
+        y = sizes[:, None] * (3 + jax.random.normal(jax.random.key(0), (200, 8)))
+        return jax.jit(partial(jax.lax.scan, update))((popart.jax.init(art, head), head), y)[1]
+
+    (head, _), _ = trained = train(1.0), train(2.0**40)
+    assert norms(head["w"][..., 0])[101:].max() > 3 - 1e-3, "the limit is reached"
+    for one, other in zip(*map(jax.tree.leaves, trained), strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])
+def test_a_limit_that_is_not_positive_is_refused(max_norm: float) -> None:
+    with pytest.raises(ValueError, match="max_norm is"):
+        popart.preserve(W, B, OLD, FAR, max_norm=max_norm)
+
+
+@pytest.mark.parametrize("per_output", [False, True])
+def test_in_pytorch_weights_are_limited_too(per_output: bool) -> None:
+    """As in the core, with the same numbers."""
+    torch.manual_seed(0)
+    rule = popart.Moments(beta=0.5)
+    shape = (3,) if per_output else ()
+    head = PopArt(6, 3, rule, per_output=per_output)
+    assert head.bias is not None
+    head.update(100 * torch.randn(64, *shape))
+    for size in (1.0, 1e-2, 1e-4):
+        W, b = (x.detach().numpy().copy() for x in (head.weight, head.bias))
+        old, y = popart.Affine(*(x.numpy() for x in head.affine)), size * torch.randn(64, *shape)
+        head.update(y, max_norm=1.0)
+        new = popart.Affine(*(x.numpy() for x in head.affine))
+        expected = popart.preserve(W, b, old, new, max_norm=1.0)
+        np.testing.assert_allclose(head.weight.detach(), expected[0], rtol=1e-6)
+        np.testing.assert_allclose(head.bias.detach(), expected[1], rtol=1e-5)
+    assert head.weight.norm(dim=1).max() <= max(1.0, float(np.linalg.norm(W, axis=1).max())) * 1.001
