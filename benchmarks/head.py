@@ -1,20 +1,22 @@
 """What a Pop-Art head adds to a training step, beside peers, in one run.
 
-A Nature-DQN-sized network (Mnih et al., 2015) takes steps of Double Q-learning with Adam, on transitions
-drawn from a replay memory of random frames: with a plain linear head, with ours, with rlax's Pop-Art, and
-with TorchRL's value norm, which preserves no outputs. JAX jitted, one step or 16 in a call; PyTorch eager,
-compiled and, on a GPU, as a CUDA graph. All take turns. Reported are the least time of each, its ratio to
-the least time of the plain head, and the quartiles over rounds of the ratio within a round.
+A network takes steps of Double Q-learning with Adam, on transitions drawn from a replay buffer of random
+observations: with a plain linear head, with ours, with rlax's Pop-Art, and with TorchRL's value norm, which
+preserves no outputs. All take turns. Reported are the least time of each, its ratio to the least time of the
+plain head, and the quartiles over rounds of the ratio within a round. There are two networks:
 
-    python -m benchmarks.head [CSV] [--batch 32] [--seconds 20]
+- nature: the size of the Nature DQN (Mnih et al., 2015). JAX jitted, one step or 16 in a call; PyTorch eager,
+  compiled and, on a GPU, as a CUDA graph.
+- small: 4→64→64→2, the size of Stable-Baselines3's DQN on CartPole. PyTorch eager.
+
+    python -m benchmarks.head [CSV] [--network nature small] [--batch 32] [--seconds 20]
 """
 
 import argparse
 import copy
 import functools
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,29 +33,13 @@ from torch import Tensor, nn
 import popart
 import popart.jax
 import popart.torch
-from benchmarks.tables import publish
+from benchmarks.tables import installed, publish
+from benchmarks.timing import Case, compare
 
 ACTIONS, DISCOUNT, RATE = 18, 0.99, 1e-4
 SCAN, FRAMES = 16, 10_000
 ART = popart.Moments(beta=1e-4)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-class Case(NamedTuple):
-    """Something to time: a call that takes so many steps and returns when they are done."""
-
-    module: str
-    mode: str
-    head: str
-    steps: Callable[[int], Any]
-    at_once: int = 1
-
-
-def replay() -> tuple[np.ndarray, ...]:
-    """Frames, actions and rewards, one after the other."""
-    rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (FRAMES, 84, 84), np.uint8)
-    return frames, rng.integers(0, ACTIONS, FRAMES), rng.normal(size=FRAMES).astype(np.float32)
 
 
 class Body(nn.Sequential):
@@ -68,13 +54,42 @@ class Body(nn.Sequential):
         return super().forward(input / 255)
 
 
-def torch_loss(kind: str, body: Body, head: Any, norm: Any, target: Any) -> Callable[..., Tensor]:
+class Network(NamedTuple):
+    """A network below its head, its sizes, and the observations that it sees, `stack` at a time."""
+
+    body: Callable[[], nn.Module]
+    features: int
+    actions: int
+    stack: int
+    observations: Callable[[np.random.Generator], np.ndarray]
+
+
+def small_body() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+
+
+NETWORKS = {
+    "nature": Network(Body, 512, ACTIONS, 4, lambda rng: rng.integers(0, 256, (FRAMES, 84, 84), np.uint8)),
+    "small": Network(small_body, 64, 2, 1, lambda rng: rng.normal(size=(FRAMES, 4)).astype(np.float32)),
+}
+
+
+def replay(network: Network) -> tuple[np.ndarray, ...]:
+    """Return observations, actions and rewards of consecutive steps."""
+    rng = np.random.default_rng(0)
+    observations = network.observations(rng)
+    return observations, rng.integers(0, network.actions, FRAMES), rng.normal(size=FRAMES).astype(np.float32)
+
+
+def torch_loss(
+    kind: str, stack: int, body: nn.Module, head: Any, norm: Any, target: Any
+) -> Callable[..., Tensor]:
     """The loss of a step; for Pop-Art, and for TorchRL's norm, with an update of the statistics."""
     old_body, old_head = target
 
     def loss(frames: Tensor, actions: Tensor, rewards: Tensor, at: Tensor, optimizer: Any) -> Tensor:
-        stack = frames[at[:, None] + torch.arange(5, device=at.device)]
-        s, s_next, a, r = stack[:, :-1], stack[:, 1:], actions[at + 3], rewards[at + 3]
+        seen = frames[at[:, None] + torch.arange(stack + 1, device=at.device)]
+        s, s_next, a, r = seen[:, :-1], seen[:, 1:], actions[at + stack - 1], rewards[at + stack - 1]
         g = head.normalized if kind == "popart" else head
         with torch.no_grad():
             best = g(body(s_next)).argmax(1, keepdim=True)
@@ -90,28 +105,31 @@ def torch_loss(kind: str, body: Body, head: Any, norm: Any, target: Any) -> Call
     return loss
 
 
-def torch_case(kind: str, mode: str, batch: int) -> Case:
+def torch_case(name: str, kind: str, mode: str, batch: int) -> Case:
     torch.manual_seed(0)
+    network = NETWORKS[name]
     norm = None
     if kind == "TorchRL PopArtValueNorm":
         from torchrl.modules import PopArtValueNorm
 
         norm = PopArtValueNorm(shape=1, device=DEVICE)
-    body = Body().to(DEVICE)
-    head = popart.torch.PopArt(512, ACTIONS, ART) if kind == "popart" else nn.Linear(512, ACTIONS)
-    head.to(DEVICE)
+    body = network.body().to(DEVICE)
+    make: Any = functools.partial(popart.torch.PopArt, art=ART) if kind == "popart" else nn.Linear
+    head = make(network.features, network.actions).to(DEVICE)
+    if kind == "popart":  # A target network is copied from a head that has seen targets.
+        head.update(torch.randn(batch, device=DEVICE))
     target = copy.deepcopy(body), copy.deepcopy(head)
     parameters = [*body.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(parameters, RATE, capturable=DEVICE.type == "cuda")
-    loss = torch_loss(kind, body, head, norm, target)
+    loss = torch_loss(kind, network.stack, body, head, norm, target)
     apply: Any = optimizer.step
     if mode != "eager":
         loss, apply = torch.compile(loss, fullgraph=norm is None), torch.compile(optimizer.step)
-    data = [torch.asarray(x, device=DEVICE) for x in replay()]
+    data = [torch.asarray(x, device=DEVICE) for x in replay(network)]
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(*data, torch.randint(FRAMES - 4, (batch,), device=DEVICE), optimizer).backward()
+        loss(*data, torch.randint(FRAMES - network.stack, (batch,), device=DEVICE), optimizer).backward()
         apply()
 
     if mode == "CUDA graph":
@@ -123,7 +141,7 @@ def torch_case(kind: str, mode: str, batch: int) -> Case:
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
 
-    return Case("torch", mode, kind, steps)
+    return Case((name, "torch", mode, kind), steps)
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
@@ -199,7 +217,7 @@ def jax_case(kind: str, mode: str, batch: int) -> Case:
     adam = optax.adam(RATE)
     optimizer = popart.jax.rescale_moments(adam, lambda p: p["head"]) if kind == "popart" else adam
     statistics, update = jax_update(kind)
-    data = tuple(jnp.asarray(x) for x in replay())
+    data = tuple(jnp.asarray(x) for x in replay(NETWORKS["nature"]))
 
     def q(params: Any, statistics: Any, s: jax.Array) -> jax.Array:
         h = features(params["body"], s)
@@ -254,55 +272,31 @@ def jax_case(kind: str, mode: str, batch: int) -> Case:
             agent = call(agent, target, data)
         jax.block_until_ready(agent)
 
-    return Case("jax", mode, kind, steps, many)
+    return Case(("nature", "jax", mode, kind), steps, many)
 
 
-def measure(cases: list[Case], seconds: float) -> list[list[float]]:
-    """Milliseconds per step of each case in each round, of a tenth of a second or so per case."""
-    for case in cases:
-        case.steps(3)
-    start = time.perf_counter()
-    for case in cases:
-        case.steps(3 * case.at_once)
-    per_call = (time.perf_counter() - start) / 3 / len(cases)
-    n = max(1, round(0.1 / per_call)) * cases[0].at_once
-    rounds: list[list[float]] = []
-    end = time.perf_counter() + seconds
-    while len(rounds) < 10 or time.perf_counter() < end:
-        times = []
-        order = 1 if len(rounds) % 2 else -1
-        for case in cases[::order]:
-            start = time.perf_counter()
-            case.steps(n)
-            times.append(1e3 * (time.perf_counter() - start) / n)
-        rounds.append(times[::order])
-    return rounds
+def groups(networks: Sequence[str], batch: int) -> list[list[Case]]:
+    """Return the cases that are compared with each other, the plain head first."""
+    jax_kinds = ["linear", "popart", *installed("rlax", "rlax")]
+    torch_kinds = ["linear", "popart", *installed("torchrl", "TorchRL PopArtValueNorm")]
+    found = []
+    if "nature" in networks:
+        found += [[jax_case(kind, mode, batch) for kind in jax_kinds] for mode in ("jit", "jit, in a scan")]
+        modes = ["eager", "compiled", *(["CUDA graph"] if DEVICE.type == "cuda" else [])]
+        found += [[torch_case("nature", kind, mode, batch) for kind in torch_kinds] for mode in modes]
+    if "small" in networks:
+        found.append([torch_case("small", kind, "eager", batch) for kind in torch_kinds])
+    return found
 
 
-def main(path: Path, batch: int, seconds: float) -> None:
-    jax_kinds, torch_kinds = ["linear", "popart"], ["linear", "popart"]
-    for name, kind, kinds in (
-        ("rlax", "rlax", jax_kinds),
-        ("torchrl", "TorchRL PopArtValueNorm", torch_kinds),
-    ):
-        try:
-            __import__(name)
-            kinds.append(kind)
-        except ImportError:
-            print(f"{name} is not installed: left out")
-    modes = ["eager", "compiled", *(["CUDA graph"] if DEVICE.type == "cuda" else [])]
-    groups = [[jax_case(kind, mode, batch) for kind in jax_kinds] for mode in ("jit", "jit, in a scan")]
-    groups += [[torch_case(kind, mode, batch) for kind in torch_kinds] for mode in modes]
+def main(path: Path, networks: Sequence[str], batch: int, seconds: float) -> None:
     rows = []
-    for cases in track(groups, description="Measuring"):
-        times = np.array(measure(cases, seconds))
-        best = times.min(0)
-        for i, case in enumerate(cases):
-            low, high = np.percentile(times[:, i] / times[:, 0], (25, 75))
-            rows.append((*case[:3], f"{best[i]:.4g}", f"{best[i] / best[0]:.3f}", f"{low:.3f} to {high:.3f}"))
+    for cases in track(groups(networks, batch), description="Measuring"):
+        for case, times in zip(cases, compare(cases, seconds, turn=0.1), strict=True):
+            rows.append((*case.labels, f"{1e3 * times.seconds:.4g}", f"{times.ratio:.3f}", times.quartiles))
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    header = ("module", "mode", "head", "ms per step", "ratio to linear", "quartiles")
-    publish(path, header, rows, "head", name, batch=batch)
+    header = ("network", "module", "mode", "head", "ms per step", "ratio to linear", "quartiles")
+    publish(path, header, rows, "head", name, sections=3, batch=batch)
 
 
 if __name__ == "__main__":
@@ -310,7 +304,10 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("path", nargs="?", type=Path, default=Path("runs/benchmarks/head.csv"), metavar="CSV")
+    parser.add_argument(
+        "--network", nargs="+", choices=list(NETWORKS), default=list(NETWORKS), help="networks (default: all)"
+    )
     parser.add_argument("--batch", type=int, default=32, help="transitions per step (default 32)")
     parser.add_argument("--seconds", type=float, default=20, help="for each group (default 20)")
     arguments = parser.parse_args()
-    main(arguments.path, arguments.batch, arguments.seconds)
+    main(arguments.path, arguments.network, arguments.batch, arguments.seconds)

@@ -22,7 +22,7 @@ HEADS: dict[str, Callable[[], PopArt]] = {
     "several heads": lambda: PopArt(64, 6, popart.Moments(beta=0.1), heads=3),
     "no bias": lambda: PopArt(64, 6, bias=False),
     "percentiles": lambda: PopArt(64, 6, popart.Percentiles(beta=0.1)),
-    "kept": lambda: PopArt(64, 6, popart.Kept(popart.Moments(beta=0.1))),
+    "kept": lambda: PopArt(64, 6, popart.Moments(beta=0.1, keep=True)),
 }
 
 
