@@ -1,6 +1,7 @@
 """What holds for every rule: masks, weights, tasks, replicas, and how a state is kept."""
 
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -271,3 +272,24 @@ def test_a_symmetric_rule_measures_targets_and_their_negatives(single: Backend) 
     affine = bounds.affine(bounds.update(bounds.init(), [1.0, -3.0]))
     assert (affine.scale, affine.shift) == (3, 0)
     assert not rule.has_shift
+
+
+def test_an_update_of_numpy_makes_at_most_60_calls() -> None:
+    """Of functions of this package, for statistics, normalisation and layer together."""
+    rule, y = popart.Moments(), BATCHES[0, :, 0]
+    W, b, state = np.ones((1, 4), np.float32), np.zeros(1, np.float32), rule.init(like=y)
+    calls: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("popart"):
+            calls.append(frame.f_code.co_name)
+
+    for _ in range(2):
+        calls.clear()
+        sys.setprofile(note)
+        new = rule.update(state, y)
+        popart.preserve(W, b, rule.affine(state), rule.affine(new))
+        sys.setprofile(None)
+        state = new
+    assert {"update", "affine", "preserve"} <= set(calls)
+    assert len(calls) <= 60

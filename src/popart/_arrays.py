@@ -41,6 +41,15 @@ def is_numpy(x: Array) -> bool:
     return isinstance(x, _NUMPY)
 
 
+def is_ndarray(x: Array) -> bool:
+    return isinstance(x, np.ndarray)
+
+
+def is_number(x: Array) -> bool:
+    """Return whether `x` is a number of NumPy's."""
+    return isinstance(x, np.generic)
+
+
 def values_of(x: Array) -> np.ndarray[Any, np.dtype[Any]] | None:
     """Return the values as a NumPy array, or None where they cannot be looked at: traced, or PyTorch's."""
     if isinstance(x, _NUMPY):

@@ -14,6 +14,8 @@ from popart._arrays import (
     eye,
     float_dtype,
     is_float,
+    is_ndarray,
+    is_number,
     is_numpy,
     matmul,
     namespace,
@@ -113,8 +115,8 @@ def preserve(
     With `max_norm`, outputs are preserved only while this does not make the norm of an output's weights
     larger than `max_norm`. Beyond it they shrink towards the new shift.
     """
-    _, new = _arrays_of(new, weight)
-    _, old = _arrays_of(old, weight)
+    if not (is_ndarray(weight) and is_number(old.shift) and is_number(new.shift)):
+        (_, new), (_, old) = _arrays_of(new, weight), _arrays_of(old, weight)
     _check_head(weight, bias, old, new, layout)
     _check_new_scale(old, new)
     change = change_of(old, new)

@@ -15,6 +15,7 @@ from popart._arrays import (
     eps_of,
     float_dtype,
     is_float,
+    is_number,
     is_numpy,
     namespace,
     to_numpy,
@@ -83,9 +84,9 @@ class Rule(ABC, Generic[State]):
 
         A spread is never below the last bit of the shift, because a float cannot hold less.
         """
+        if is_number(shift) and scale.ndim == 0 and not self.keep:
+            return self._finish_number(float(scale), float(shift), bool(seen), type(shift))
         xp = namespace(shift)
-        if xp is np and shift.ndim == scale.ndim == 0 and not self.keep:
-            return self._finish_number(float(scale), float(shift), bool(seen), shift.dtype.type)
         if self.symmetric:
             shift = 0 * shift
         elif scale.ndim == shift.ndim:
@@ -97,7 +98,7 @@ class Rule(ABC, Generic[State]):
     def _finish_number(self, scale: float, shift: float, seen: bool, kind: Any) -> Affine:
         """Do the same with Python's numbers, which take a tenth of the time of NumPy's."""
         shift = 0.0 if self.symmetric else shift
-        floor = eps_of(np.dtype(kind)) * abs(shift)
+        floor = (2.0**-23 if kind is np.float32 else 2.0**-52) * abs(shift)
         return Affine(kind(max(scale, floor) if scale > 0 else 0), kind(shift if seen else math.nan))
 
     def update(
@@ -165,13 +166,14 @@ def step_size(beta: float | Step, nu0: float | None, count: Array, like: Array) 
 
 def tally(counts: Array, batch: Batch, *, axis: bool = False) -> Array:
     """Return the counts after a batch: one more update where it had any weight, and what was left out."""
-    xp, weight, skipped = namespace(counts), batch.weight, batch.skipped
+    weight, skipped = batch.weight, batch.skipped
     if axis and not isinstance(weight, int):
         weight, skipped = weight[..., 0], skipped[..., 0] if hasattr(skipped, "ndim") else skipped
     if isinstance(weight, int) and counts[0].max() < COUNT_MAX:
         counts = counts.copy()
         counts[0] += 1
         return counts
+    xp = namespace(counts)
     one, more = asarray(xp, weight > 0, counts.dtype, counts), asarray(xp, skipped, counts.dtype, counts)
     room = COUNT_MAX - counts
     return counts + xp.stack((xp.minimum(one, room[0]), xp.minimum(more, room[1])))

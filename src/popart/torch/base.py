@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from torch.optim.optimizer import Optimizer
 
 from popart.affine import Affine
-from popart.torch import checks, optimizers, order
+from popart.torch import checks, kernels, optimizers, order
 from popart.torch.statistics import Statistics
 
 
@@ -21,6 +21,14 @@ class Layer(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     takes_shift: bool = True
+
+
+class LayerChange(Protocol):
+    """How a layer, and the state that an optimizer has of it, are changed in place to preserve outputs."""
+
+    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None: ...
+
+    def move_(self, bias: Tensor) -> None: ...
 
 
 class Head(Statistics):
@@ -126,6 +134,11 @@ class Head(Statistics):
             state = self._raw_state()
             if checks.is_eager_cpu(y) and checks.is_eager_cpu(self.scale):
                 given, state = [as_numpy(x) for x in given], type(state)(*map(as_numpy, state))
+            plain = mask is None and weights is None and which is None and max_norm is None
+            if plain and self._group is None and isinstance(given[0], Tensor):
+                constants = kernels.constants(self.art, state, y)
+                if constants is not None:
+                    return self._updated_on_device(layers, state, y, optimizer, moments, constants)
             return self._updated(layers, state, given, optimizer, moments, max_norm)
 
     def _updated(
@@ -148,9 +161,26 @@ class Head(Statistics):
         self._set_units(new)
         return torch.as_tensor((new if which is None else new.select(which)).normalize(y))
 
+    def _updated_on_device(
+        self,
+        layers: list[Layer],
+        state: Any,
+        y: Tensor,
+        optimizer: Optimizer | None,
+        moments: optimizers.Moments,
+        constants: kernels.Constants,
+    ) -> Tensor:
+        """Update one statistic in few operations."""
+        step = kernels.update_(self.art, state, self._units(), y, constants)  # pyright: ignore[reportArgumentType]
+        self._rescale(layers, step, optimizer, moments)
+        torch._foreach_copy_([self.scale, self.shift], [step.scale, step.shift])  # pyright: ignore[reportPrivateImportUsage]
+        return step.targets
+
     def _check_units(self, measured: Affine) -> None:
         """Raise if scale and shift are not those of the statistics (on a CPU; a GPU would have to wait)."""
         if not isinstance(measured.scale, (np.ndarray, np.generic)):
+            return
+        if isinstance(measured.scale, np.generic) and (self.scale.item(), self.shift.item()) == measured:
             return
         scale, shift = self._units()
         if (scale.numpy() == measured.scale).all() and (shift.numpy() == measured.shift).all():
@@ -176,6 +206,15 @@ class Head(Statistics):
         max_norm: float | None = None,
     ) -> None:
         """Change the layers so that outputs stay; nothing by default, for outputs without normalisation."""
+
+    def _rescale(
+        self,
+        layers: list[Layer],
+        change: LayerChange,
+        optimizer: Optimizer | None,
+        moments: optimizers.Moments,
+    ) -> None:
+        """Rescale layers, and the optimizer's state of them, in place; nothing by default."""
 
     def normalize(self, targets: Any, *, index: Tensor | None = None) -> Tensor:
         """Return targets in normalised units, for the loss."""

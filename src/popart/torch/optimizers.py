@@ -5,6 +5,7 @@ old units are converted to what they would have been had every gradient been in 
 gradients are multiplied by F, averages of their squares by F²; averages of steps have no unit and stay.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -32,16 +33,24 @@ _CHECKED: WeakKeyDictionary[Optimizer, set[tuple[str | int, ...]]] = WeakKeyDict
 
 
 def adjust(
-    optimizer: Optimizer, parameter: Tensor, rescale: Callable[[Tensor, int], None], reset: bool
+    optimizer: Optimizer,
+    weight: Tensor,
+    bias: Tensor | None,
+    rescale_: Callable[[Tensor, int, bool], None],
+    reset: bool,
 ) -> None:
-    """Convert the optimizer's state of a parameter to the new units in place, or set it to 0."""
-    for name, x in optimizer.state.get(parameter, {}).items():
-        if not isinstance(x, Tensor) or not x.ndim:
-            continue
-        if reset:
-            x.zero_()
-        elif power := _power(optimizer, name):
-            rescale(x, power)
+    """Convert the optimizer's state of a layer to the new units in place, or set it to 0."""
+    powers = _powers(type(optimizer))
+    for parameter in (weight,) if bias is None else (weight, bias):
+        for name, x in optimizer.state.get(parameter, {}).items():
+            if not isinstance(x, Tensor) or not x.ndim:
+                continue
+            if reset:
+                x.zero_()
+            elif name not in powers:
+                raise _unknown(optimizer, repr(name))
+            elif powers[name]:
+                rescale_(x, powers[name], parameter is bias)
 
 
 def check(optimizer: Optimizer, parameters: list[Tensor], moments: Moments) -> None:
@@ -81,11 +90,12 @@ def _check_type(optimizer: Optimizer, moments: Moments) -> None:
         raise _unknown(optimizer, "state")
 
 
-def _power(optimizer: Optimizer, name: str) -> int:
-    for kind, powers in POWERS.items():
-        if isinstance(optimizer, kind) and name in powers:
-            return powers[name]
-    raise _unknown(optimizer, repr(name))
+@functools.cache
+def _powers(kind: type[Optimizer]) -> dict[str, int]:
+    """Return the powers of an optimizer's state by name; none for an unknown optimizer."""
+    return {
+        name: power for known, of in POWERS.items() if issubclass(kind, known) for name, power in of.items()
+    }
 
 
 def _unknown(optimizer: Optimizer, what: str) -> ValueError:

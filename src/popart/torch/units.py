@@ -1,10 +1,9 @@
 """Layers that compute in normalised units, rescaled so that no output changes (POP)."""
 
 import contextlib
-import functools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from popart.affine import Affine, Change, change_of, limited
 from popart.torch import checks, optimizers, order
-from popart.torch.base import Head, Layer, as_numpy
+from popart.torch.base import Head, Layer, LayerChange, as_numpy
 from popart.torch.losses import Loss, like_targets, mean_loss
 
 CALLS_WITHOUT_UPDATE = 1000
@@ -146,22 +145,29 @@ class NormalizedUnits(Head):
         max_norm: float | None = None,
     ) -> None:
         """Rescale the layers, and the optimizer's state of them, so that no output changes (Prop. 1)."""
-        old, new = (Affine(*map(self._over_outputs, affine)) for affine in (old, new))
+        if self._shape:
+            old, new = (Affine(*map(self._over_outputs, affine)) for affine in (old, new))
         change = change_of(old, new, adopt=adopt)
         if max_norm is not None:
             weights = [x if isinstance(change.moved, Tensor) else as_numpy(x) for x, *_ in layers]
             change = limited(change, [(x, "out_in") for x in weights], max_norm)
-        rescale_ = _rescaler(change, layers[0].weight)
+        self._rescale(layers, _layer_change(change, layers[0].weight), optimizer, moments)
+
+    def _rescale(
+        self,
+        layers: list[Layer],
+        change: LayerChange,
+        optimizer: Optimizer | None,
+        moments: optimizers.Moments,
+    ) -> None:
         for weight, bias, takes_shift in layers:
-            for parameter, is_bias in ((weight, False), (bias, True)):
-                if parameter is not None:
-                    rescale_(parameter, 1, is_bias)
-                    if optimizer is not None and moments != "keep":
-                        convert_ = functools.partial(rescale_, is_bias=is_bias)
-                        optimizers.adjust(optimizer, parameter, convert_, moments == "reset")
+            change.rescale_(weight, 1, False)
             if bias is not None and takes_shift:
-                moved = change.moved
-                bias.add_(float(moved) if isinstance(moved, np.generic) else torch.as_tensor(moved))
+                change.move_(bias)
+            elif bias is not None:
+                change.rescale_(bias, 1, True)
+            if optimizer is not None and moments != "keep":
+                optimizers.adjust(optimizer, weight, bias, change.rescale_, moments == "reset")
 
     def _over_outputs(self, x: Any) -> Any:
         """Return scale or shift in a shape that broadcasts with the outputs and not with the targets."""
@@ -180,29 +186,35 @@ class NormalizedUnits(Head):
         return layer.train(self.training)
 
 
-def _rescaler(change: Change, like: Tensor) -> Callable[..., None]:
-    """Return a function that multiplies a weight, a bias or an optimizer's state of it in place by F.
-
-    Where F is near 1, as it is in most updates, and is an array of NumPy, that is one operation.
-    """
-    if isinstance(change.factor, Tensor):
-        return functools.partial(_rescale_, change)
-    dense = change.factor.ndim > change.moved.ndim
-    if dense or like.dtype.itemsize < 4 or not (change.factor == 1).all():
-        return functools.partial(_rescale_, Change(*map(torch.as_tensor, change)))
-    rest = torch.from_numpy(change.rest) if change.rest.ndim else float(change.rest)
-    return functools.partial(_rescale_near_, rest)
+def _layer_change(change: Change, like: Tensor) -> LayerChange:
+    """Return the change for layers of tensors, from one that is computed in NumPy or PyTorch."""
+    if isinstance(change.factor, np.generic) and change.factor == 1 and like.dtype.itemsize >= 4:
+        return Near(float(change.rest), float(change.moved))
+    return Far(Change(*map(torch.as_tensor, change)))
 
 
-def _rescale_(change: Change, x: Tensor, power: int, is_bias: bool) -> None:
-    rescale = change.rescale_bias if is_bias else change.rescale
-    x.copy_(rescale(x.float() if x.dtype.itemsize < 4 else x, power=power))
+class Near(NamedTuple):
+    """A change by a factor near 1, as most are, of numbers in NumPy: one operation for each tensor."""
+
+    less_1: float
+    moved: float
+
+    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None:
+        x.add_(x, alpha=self.less_1 if power == 1 else self.less_1 * (2 + self.less_1))
+
+    def move_(self, bias: Tensor) -> None:
+        bias.add_(bias, alpha=self.less_1).add_(self.moved)
 
 
-def _rescale_near_(less_1: Any, x: Tensor, power: int, is_bias: bool) -> None:
-    """Multiply x by F or F², of which `less_1` is F - 1."""
-    by = less_1 if power == 1 else less_1 * (2 + less_1)
-    if isinstance(by, float):
-        x.add_(x, alpha=by)
-    else:
-        x.addcmul_(x, by if is_bias else by[..., None])
+class Far(NamedTuple):
+    """Any other change."""
+
+    change: Change
+
+    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None:
+        rescale = self.change.rescale_bias if is_bias else self.change.rescale
+        x.copy_(rescale(x.float() if x.dtype.itemsize < 4 else x, power=power))
+
+    def move_(self, bias: Tensor) -> None:
+        self.rescale_(bias, 1, True)
+        bias.add_(self.change.moved)
