@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.test_readme import anchors
+
 ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
 
@@ -80,14 +82,15 @@ torchrl_warns = pytest.mark.filterwarnings("ignore:Creating .* inherits from Wei
 
 
 @torchrl_warns
-@pytest.mark.parametrize("k", [-100, 100])
-def test_torchrl_training_is_the_same_for_rewards_times_a_power_of_two(pages: Pages, k: int) -> None:
+def test_torchrl_training_is_the_same_for_rewards_times_a_power_of_two(pages: Pages) -> None:
     train = pages("torchrl.md").train
-    (actor, critic), (same, larger) = train(1.0, rollouts=2), train(2.0**k, rollouts=2)
-    assert_same_bits(actor, same)
-    for name, x in critic.named_parameters():
-        factor = 2.0**k if name.endswith(("scale", "shift")) else 1.0
-        torch.testing.assert_close(dict(larger.named_parameters())[name], factor * x, rtol=0, atol=0)
+    actor, critic = train(1.0, rollouts=2)
+    for k in (-100, 100):
+        same, larger = train(2.0**k, rollouts=2)
+        assert_same_bits(actor, same)
+        for name, x in critic.named_parameters():
+            factor = 2.0**k if name.endswith(("scale", "shift")) else 1.0
+            torch.testing.assert_close(dict(larger.named_parameters())[name], factor * x, rtol=0, atol=0)
 
 
 @torchrl_warns
@@ -237,3 +240,155 @@ def test_a_resumed_nnx_run_equals_one_that_was_not_stopped(pages: Pages, tmp_pat
     page.load(tmp_path / "checkpoint", *second)
     page.train(*second, range(10, 20))
     jax.tree.map(np.testing.assert_array_equal, nnx.state(second), nnx.state(whole))
+
+
+def test_each_task_is_learned_in_its_own_units(pages: Pages) -> None:
+    page = pages("several-tasks.md")
+    assert max(page.errors) < 0.2
+    torch.testing.assert_close(page.head.sigma, page.SIZES, rtol=0.3, atol=0)
+    assert page.loss < 10
+    assert page.tasks.state.counts[0].tolist() == [1, 1, 1]
+    before = page.tasks.sigma
+    page.tasks.update(torch.tensor([5.0, 7.0]), index=torch.tensor([1, 1]))
+    assert (page.tasks.sigma != before).tolist() == [False, True, False]
+    np.testing.assert_allclose(np.abs(page.y.std()), 1, atol=0.1)
+    np.testing.assert_allclose(page.art.affine(page.statistics).scale, [1e-3, 1, 1e6], rtol=0.5)
+    assert page.predicted.shape == page.error.shape == (32,)
+
+
+def test_a_resumed_pytorch_run_equals_one_that_was_not_stopped(pages: Pages, tmp_path: Path) -> None:
+    page = pages("resuming.md")
+    whole, first = page.make(), page.make()
+    page.train(*whole, range(40))
+    page.train(*first, range(20))
+    page.save(tmp_path / "run.pt", *first)
+    second = page.load(tmp_path / "run.pt")
+    page.train(*second, range(20, 40))
+    for one, two in zip(whole[:2], second[:2], strict=True):
+        assert_same_bits(one, two)
+    assert whole[0][2].sigma > 5
+
+
+def test_statistics_that_are_lost_are_noticed(pages: Pages) -> None:
+    """The claims of the page about what is refused."""
+    page = pages("resuming.md")
+    online, target, _ = page.make()
+    online[2].update(torch.randn(8) * 1e6)
+    saved = {name: x for name, x in online.state_dict().items() if "moments" not in name}
+    with pytest.raises(RuntimeError, match="which the checkpoint does not have"):
+        target.load_state_dict(saved, strict=False)
+    with torch.no_grad():
+        for mine, theirs in zip(target.parameters(), online.parameters(), strict=True):
+            mine.copy_(theirs)
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(target(x), online(x), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="can be evaluated but not updated"):
+        target[2].update(torch.randn(8))
+
+
+def test_a_resumed_jax_run_equals_one_that_was_not_stopped(pages: Pages, tmp_path: Path) -> None:
+    import jax
+
+    page = pages("resuming.md")
+    whole = page.jax_train(page.jax_make(), range(30))
+    page.jax_save(tmp_path / "run", page.jax_train(page.jax_make(), range(15)))
+    resumed = page.jax_train(page.jax_load(tmp_path / "run"), range(15, 30))
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+    assert type(resumed["statistics"]) is type(whole["statistics"])
+
+
+def test_sigma_follows_as_fast_as_the_page_about_beta_says(
+    pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = pages("choosing-beta.md")
+    assert (tmp_path / "beta.png").stat().st_size > 10_000
+    beta = 0.01
+    rise = page.follow(beta, np.repeat([1.0, 100.0], [500, 200]))[500:]
+    assert np.argmax(rise > 50) + 1 == pytest.approx(0.29 / beta, rel=0.2)
+    fall = page.follow(beta, np.repeat([1.0, 1e-6], [500, 1000]))[500:]
+    assert np.argmax(fall < 0.01) + 1 == pytest.approx(2 * np.log(100) / beta, rel=0.02)
+
+
+def test_the_error_of_mu_is_what_the_page_about_beta_says() -> None:
+    import popart
+
+    beta, batch = 0.1, 32
+    art, rng = popart.Moments(beta=beta), np.random.default_rng(0)
+    state, means = art.init(()), []
+    for _ in range(4000):
+        state = art.update(state, rng.normal(size=batch))
+        means.append(float(art.affine(state).shift))
+    assert np.std(means[100:]) == pytest.approx(np.sqrt(beta / (2 * batch)), rel=0.15)
+
+
+def test_the_metrics_of_the_page_are_those_of_a_healthy_run(pages: Pages) -> None:
+    page = pages("reading-metrics.md")
+    first, last = page.history[0], page.history[-1]
+    assert first["loss"] == pytest.approx(1, abs=0.5)
+    assert last["loss"] < 0.05
+    assert last["sigma"] == pytest.approx(1e5, rel=0.2)
+    assert last["mu"] == pytest.approx(3e5, rel=0.1)
+    assert max(row["largest target"] for row in page.history) < 10
+    assert last["not finite"] == 0
+    assert set(first) == set(last)
+
+
+def columns_of_metrics() -> set[str]:
+    from popart.lab.train.metrics import Record
+
+    record = Record()
+    counts: dict[str, int] = dict.fromkeys(("frames", "steps", "updates", "episodes"), 0)
+    measured = {"epsilon": 0.0, **record.summary(), "overflows": 0}
+    return set(record.row(counts, measured, 0.0))
+
+
+def test_the_page_about_metrics_has_every_column_of_the_laboratory() -> None:
+    page = (HOW_TO / "reading-metrics.md").read_text("utf-8")
+    table = page[page.index("| column |") : page.index("A healthy run")]
+    first_cells = [line.split("|")[1] for line in table.splitlines()[2:] if line]
+    named = set(re.findall(r"`(\w+)`", "".join(first_cells)))
+    assert named == columns_of_metrics()
+
+
+def test_numbers_from_results_are_those_of_the_files() -> None:
+    """The table of β and that of Ms. Pac-Man are read from `results/`."""
+    import csv
+
+    with (ROOT / "results" / "moments.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if (row["period"], row["moments"]) == ("1000", "keep")]
+    page = (HOW_TO / "choosing-beta.md").read_text("utf-8")
+    for name, optimizer in (("momentum", "Momentum"), ("Adam", "Adam"), ("RMSProp", "RMSProp")):
+        best: dict[float, float] = {}
+        for row in rows:
+            if row["optimizer"] == optimizer:
+                beta, area = float(row["beta"]), float(row["area"])
+                best[beta] = min(area, best.get(beta, area))
+        cells = " | ".join(f"{best[beta]:.0f}" for beta in (1e-4, 1e-3, 1e-2, 0.1, 0.3162))
+        assert f"| {name} | {cells} |" in page
+    with (ROOT / "results" / "atari" / "ms_pacman-popart" / "metrics.csv").open() as file:
+        run = list(csv.DictReader(file))
+    page = (HOW_TO / "reading-metrics.md").read_text("utf-8")
+    last = {name: float(run[-1][name]) for name in ("score_100", "loss", "gradient_norm", "scale", "shift")}
+    shown = "| {score_100:,.0f} | {loss:.4f} | {gradient_norm:.2f} | {scale:.0f} | {shift:.0f} |"
+    assert shown.format(**last) in page
+
+
+def test_tests_that_the_pages_name_exist() -> None:
+    tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for page in HOW_TO.glob("*.md"):
+        for name in re.findall(r"`(test_\w+)`", page.read_text("utf-8")):
+            assert f"def {name}(" in tests, (page.name, name)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in HOW_TO.glob("*.md")))
+def test_links_lead_to_files_and_headings_that_exist(page: str) -> None:
+    here = HOW_TO / page
+    text = re.sub(r"```.*?```", "", here.read_text("utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = link.partition("#")
+        if path.startswith("https://"):
+            continue
+        target = here.parent / path if path else here
+        assert target.exists(), link
+        assert not heading or heading in anchors(target), link
