@@ -11,6 +11,7 @@ import optax
 import optax.contrib
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 import popart
@@ -126,6 +127,14 @@ def test_an_optimizer_of_unknown_moments_is_named_and_nothing_is_lost() -> None:
     assert head.state.counts[0] == 1
     head.update(torch.arange(8.0), optimizer=optimizer, moments="reset")
     assert not optimizer.state[head.weight]["square_avg"].any()
+
+
+def test_an_optimizer_that_wraps_another_is_refused_with_a_hint() -> None:
+    head = PopArt(4, 2, ART)
+    wrapper = Accelerator(cpu=True).prepare(torch.optim.Adam(head.parameters()))
+    with pytest.raises(ValueError, match=r"AcceleratedOptimizer.*pass its \.optimizer"):
+        head.update(torch.arange(8.0), optimizer=wrapper)
+    head.update(torch.arange(8.0), optimizer=wrapper.optimizer)
 
 
 OPTAX: dict[str, optax.GradientTransformation] = {

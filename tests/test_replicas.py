@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ def _process(rank: int, size: int, port: int, work: Callable[[int, int], Any], r
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=size)
     try:
-        results.put((rank, work(rank, size)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            results.put((rank, work(rank, size)))
     except Exception as error:
         results.put((rank, repr(error)))
     dist.barrier()

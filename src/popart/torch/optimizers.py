@@ -99,7 +99,10 @@ def _powers(kind: type[Optimizer]) -> dict[str, int]:
 
 
 def _unknown(optimizer: Optimizer, what: str) -> ValueError:
+    inner = getattr(optimizer, "optimizer", None)
+    wraps = isinstance(inner, Optimizer)
     return ValueError(
         f"optimizer is of type {type(optimizer).__name__}, whose {what} has unknown units; known are "
-        f"{', '.join(kind.__name__ for kind in POWERS)}. Choose moments='keep' or 'reset'"
+        f"{', '.join(kind.__name__ for kind in POWERS)}. "
+        + ("It wraps another: pass its .optimizer" if wraps else "Choose moments='keep' or 'reset'")
     )

@@ -25,13 +25,13 @@ class Group:
 
     def gather(self, x: Any) -> Any:
         """Stack the arrays of all replicas along a new first axis."""
-        mine = torch.as_tensor(x).contiguous()
+        mine = _tensor(x)
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(everyone, mine, group=self.group)
         return _like(torch.stack(everyone), x)
 
     def _reduced(self, x: Any, operation: Any) -> Any:
-        total = torch.as_tensor(x).clone()
+        total = _tensor(x)
         dist.all_reduce(total, operation, group=self.group)
         return _like(total, x)
 
@@ -42,6 +42,11 @@ class Group:
         if len(set(theirs)) > 1:
             listed = "; ".join(f"replica {rank} has {setting}" for rank, setting in enumerate(theirs))
             raise ValueError(f"process_group has replicas that disagree on settings: {listed}")
+
+
+def _tensor(x: Any) -> torch.Tensor:
+    """Return a contiguous copy of a tensor, an array or a number of NumPy."""
+    return x.clone(memory_format=torch.contiguous_format) if isinstance(x, torch.Tensor) else torch.tensor(x)
 
 
 def _like(x: torch.Tensor, other: Any) -> Any:
