@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP = $(VENV)/bin/pip --quiet --disable-pip-version-check
 WORKERS ?= auto
 
-.PHONY: reproduce test check lint types bench docs clean
+.PHONY: reproduce test check lint types bench docs tutorial clean
 
 reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of it
 	$(VENV)/bin/popart reproduce $(ARGS)
@@ -13,7 +13,7 @@ reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of 
 test: $(VENV)/.dev ## all tests; with SLOW=1 also those that only CI runs
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) $(if $(SLOW),-m "") # a worker is a thread
 
-check: lint types test ## lint, types and tests: what CI runs
+check: lint types docs test ## lint, types, documentation and tests: what CI runs
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check
@@ -32,7 +32,10 @@ bench: $(VENV)/.bench $(VENV)/.lab ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.fleet
 
 docs: $(VENV)/.docs ## the documentation, in site/
-	$(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+tutorial: $(VENV)/.docs ## run the tutorial, and write its page with what it prints and draws
+	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/build_tutorial.py
 
 clean:
 	rm -rf $(VENV) site dist .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Mistakes of other implementations, numbered as in `docs/pitfalls.md`."""
+"""Mistakes of other implementations, numbered as in `docs/explanation/pitfalls.md`."""
 
 import copy
 import re
@@ -349,7 +349,7 @@ def test_pitfall_18_values_are_clipped_in_normalised_units(k: int) -> None:
 
 
 def test_every_pitfall_has_an_entry_and_tests_and_each_names_the_other() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text("utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "explanation" / "pitfalls.md").read_text("utf-8")
     sections = re.split(r"^## (\d+)\. ", page, flags=re.MULTILINE)[1:]
     numbers = [int(number) for number in sections[::2]]
     assert numbers == list(range(1, len(numbers) + 1))

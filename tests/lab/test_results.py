@@ -17,7 +17,8 @@ RUNS = sorted((ROOT / "results" / "atari").iterdir())
 
 def cells(page: str, first: str) -> list[str]:
     """Return the cells of the last row of a table that begins with `first`, without markup."""
-    rows = re.findall(rf"^ *\| {first} \|(.*)\|$", (ROOT / "docs" / page).read_text("utf-8"), re.MULTILINE)
+    text = (ROOT / "docs" / "explanation" / page).read_text("utf-8")
+    rows = re.findall(rf"^ *\| {first} \|(.*)\|$", text, re.MULTILINE)
     return [cell.strip().strip("*").replace(",", "").replace("−", "-") for cell in rows[-1].split("|")]
 
 
@@ -74,7 +75,7 @@ def test_the_speed_of_atari(run: str) -> None:
             half_minutes.append(round(frames / took, -3))
             since = now
     assert len(half_minutes) > 10
-    assert f"{min(half_minutes):,.0f} and {max(half_minutes):,.0f}" in words("docs/speed.md")
+    assert f"{min(half_minutes):,.0f} and {max(half_minutes):,.0f}" in words("docs/explanation/speed.md")
 
 
 FLEETS = {
@@ -99,9 +100,9 @@ def test_the_speed_of_a_fleet() -> None:
     found = {row["what"]: row for row in read_table(file)}
     about = json.loads(file.with_suffix(".json").read_text("utf-8"))
     for name in ("end_to_end_by_minute", "emulators_by_minute"):
-        assert f"{min(about[name]):,} and {max(about[name]):,}" in words("docs/speed.md")
+        assert f"{min(about[name]):,} and {max(about[name]):,}" in words("docs/explanation/speed.md")
     assert f"first turn, 1,368 emulators and 57 agents take {about['start_seconds']:.0f} seconds" in words(
-        "docs/speed.md"
+        "docs/explanation/speed.md"
     )
     rate = f"{round(float(found['end to end']['frames/s']), -3):,.0f}"
     assert f"57 games at {rate} frames per second" in words("README.md")
@@ -121,7 +122,7 @@ def test_thirds_of_training_on_breakout() -> None:
             if row["score_100"]:
                 thirds[min(int(row["frames"]) // 8_000_000, 2)].append(float(row["score_100"]))
         first, second, third = (f"{np.mean(scores):.0f}" for scores in thirds)
-        assert f"{first}, {second} and {third} with {dtype}" in words("docs/atari.md")
+        assert f"{first}, {second} and {third} with {dtype}" in words("docs/explanation/atari.md")
 
 
 @pytest.mark.parametrize("agent", ["clipped", "popart"])
