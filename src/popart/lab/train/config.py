@@ -135,9 +135,9 @@ class Train:
     """Train agents on Atari games or small games.
 
     Each game, agent and seed is a member with its own run folder. Members that differ only in game and seed
-    train together, as one program (a fleet). Defaults are the paper's (docs/atari.md has each with its
-    source); small games have their own. Ctrl-C saves, and the same command resumes. More --frames continue a
-    finished run.
+    train together, as one program (a fleet). Defaults are the paper's (docs/explanation/atari.md has each
+    with its source); small games have their own. Ctrl-C saves, and the same command resumes. More --frames
+    continue a finished run.
     """
 
     game: tuple[str, ...] = ("pong",)
