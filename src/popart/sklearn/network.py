@@ -60,7 +60,11 @@ ACTIVATIONS = {
 
 
 class Network:
-    """A multi-layer perceptron whose outputs are in normalised units."""
+    """A multi-layer perceptron whose outputs are in normalised units.
+
+    Hidden layers have Glorot's initial weights. The last layer is 0, so that the first outputs are the
+    mean of the targets.
+    """
 
     def __init__(
         self, sizes: Sequence[int], activation: str, dtype: Any, random_state: np.random.RandomState
@@ -68,8 +72,8 @@ class Network:
         self.sizes = tuple(sizes)
         self._hold(np.zeros(sum((n + 1) * m for n, m in pairwise(self.sizes)), dtype))
         gain = 2.0 if activation == "logistic" else 6.0
-        for layer, (n, m) in zip(self.layers, pairwise(self.sizes), strict=True):
-            bound = math.sqrt(gain / (n + m))  # Glorot's
+        for layer, (n, m) in zip(self.layers[:-1], pairwise(self.sizes), strict=False):
+            bound = math.sqrt(gain / (n + m))
             layer[...] = random_state.uniform(-bound, bound, layer.shape)
 
     def _hold(self, parameters: Floats) -> None:
@@ -85,9 +89,12 @@ class Network:
 
     def views(self, vector: Floats) -> list[Floats]:
         """Return the part of each layer in a vector that is like the parameters, `(inputs + 1, outputs)`."""
-        ends = np.cumsum([(n + 1) * m for n, m in pairwise(self.sizes)])
-        parts = np.split(vector, ends[:-1])
-        return [part.reshape(-1, m) for part, m in zip(parts, self.sizes[1:], strict=True)]
+        views, start = [], 0
+        for n, m in pairwise(self.sizes):
+            end = start + (n + 1) * m
+            views.append(vector[start:end].reshape(n + 1, m))
+            start = end
+        return views
 
     def outputs(self, X: Features, activation: str) -> Floats:
         """Return normalised outputs, `(rows, outputs)`."""

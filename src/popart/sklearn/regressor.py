@@ -37,6 +37,22 @@ class Data:
         return Data(self.X[which], self.y[which], None if self.weight is None else self.weight[which])
 
 
+class Stopping:
+    """Says when scores no longer improve, and holds the parameters that had the best one."""
+
+    def __init__(self, tol: float, patience: float) -> None:
+        self.tol, self.patience = tol, patience
+        self.scores: list[float] = []
+        self.best, self.waited = -np.inf, 0
+
+    def is_due(self, score: float, parameters: NDArray[Any]) -> bool:
+        self.scores.append(score)
+        self.waited = 0 if score >= self.best + self.tol else self.waited + 1
+        if score > self.best or len(self.scores) == 1:
+            self.best, self.best_parameters = score, parameters.copy()
+        return self.waited > self.patience
+
+
 class PopArtRegressor(RegressorMixin, BaseEstimator):
     r"""Regression for targets of any size: a multi-layer perceptron with Pop-Art on its last layer.
 
@@ -103,8 +119,8 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
         hidden_layer_sizes: Any = (100,),
         activation: str = "relu",
         *,
-        beta: float = 1e-2,
-        max_norm: float | None = 3.0,
+        beta: float = 0.3,
+        max_norm: float | None = 1.0,
         alpha: float = 1e-4,
         batch_size: int | str = "auto",
         learning_rate_init: float = 1e-3,
@@ -203,7 +219,7 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
         return self._network.sizes[-1]
 
     def __sklearn_is_fitted__(self) -> bool:
-        return self._is_initialized() and hasattr(self, "loss_")
+        return self._is_initialized() and self._adam.steps > 0
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -264,7 +280,7 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
         self._state = self._state._replace(counts=counts)
 
     def _split(self, data: Data) -> tuple[Data, Data | None]:
-        """Return the rows to train on, and those to stop early with."""
+        """Return the rows to train on, and those to stop early with, if any."""
         if not self.early_stopping:
             return data, None
         rows = np.arange(len(data))
@@ -280,19 +296,12 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
 
     def _train(self, data: Data, validation: Data | None) -> None:
         """Train in epochs until the loss, or the score on the validation set, no longer improves."""
-        best, best_parameters, waited = -np.inf, self._network.parameters.copy(), 0
-        scores: list[float] = []
+        stopping = Stopping(self.tol, self.n_iter_no_change)
         for epoch in range(1, self.max_iter + 1):
             self._epoch(data)
             self.n_iter_ = epoch
             score = -self.loss_ if validation is None else self._validation_score(validation)
-            scores.append(score)
-            waited = 0 if score >= best + self.tol else waited + 1
-            if score > best:
-                best = score
-                if validation is not None:
-                    best_parameters[:] = self._network.parameters
-            if waited > self.n_iter_no_change:
+            if stopping.is_due(score, self._network.parameters):
                 break
         else:
             warnings.warn(
@@ -300,12 +309,12 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        if validation is not None:
-            self._network.parameters[:] = best_parameters
-        stopped_early = validation is not None
-        self.best_loss_ = None if stopped_early else -best
-        self.validation_scores_ = scores if stopped_early else None
-        self.best_validation_score_ = best if stopped_early else None
+        self.best_loss_ = self.validation_scores_ = self.best_validation_score_ = None
+        if validation is None:
+            self.best_loss_ = -stopping.best
+        else:
+            self.validation_scores_, self.best_validation_score_ = stopping.scores, stopping.best
+            self._network.parameters[:] = stopping.best_parameters
 
     def _epoch(self, data: Data, art: Moments | None = None) -> None:
         """Train on each row once. With a rule, targets are in their own units and measured on the way."""
@@ -322,7 +331,7 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
             if art is not None:
                 self._measure(art, batch)
                 batch = self._normalized(batch)
-            share = None if batch.weight is None else batch.weight / per_row
+            share = None if batch.weight is None else (batch.weight / per_row).astype(gradient.dtype)
             total += (end - start) * self._network.loss_and_gradient(
                 batch.X, batch.y, share, self.alpha / per_row, self.activation, views
             )
@@ -361,9 +370,8 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
 
 def _checked_weight(sample_weight: Any, rows: int) -> Floats:
     """Return the weights of the rows as an array."""
-    weight = check_array(
-        sample_weight, dtype=np.float64, ensure_2d=False, ensure_min_samples=0, input_name="sample_weight"
-    )
+    weight = check_array(sample_weight, ensure_2d=False, input_name="sample_weight")
+    weight = np.asarray(weight, np.float64)
     weight = np.full(rows, float(weight)) if weight.ndim == 0 else weight
     if weight.shape != (rows,):
         raise ValueError(
