@@ -11,7 +11,7 @@ number, as when a sensor's unit or a currency changes. Each chunk is predicted, 
 
 all with the same network and learning rate. The figure shows the error relative to the size of the targets.
 
-    python examples/sklearn_stream.py [FOLDER]
+    python examples/sklearn_stream.py [FOLDER] [--seeds 5]
 """
 
 import argparse
@@ -28,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from popart.sklearn import PopArtRegressor
 
 FACTORS = (1.0, 1e4, 1e8, 1e6, 1e2)
-PHASE, ROWS, SEEDS = 300, 50, 5
+PHASE, ROWS = 300, 50
 SETTINGS: dict[str, Any] = {"hidden_layer_sizes": (50,), "learning_rate_init": 0.01}
 COLOURS = {"MLPRegressor": "tab:red", "standardised once": "tab:blue", "PopArtRegressor": "forestgreen"}
 
@@ -105,10 +105,12 @@ def draw(errors: dict[str, Any], folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A stream whose targets change size, learned three ways.")
     parser.add_argument("folder", nargs="?", default="runs/sklearn", type=Path, help="for the figure")
+    parser.add_argument("--seeds", default=5, type=int, help="number of runs of each method")
     arguments = parser.parse_args()
-    runs = [(method, seed) for method in METHODS for seed in range(SEEDS)]
+    seeds = range(arguments.seeds)
+    runs = [(method, seed) for method in METHODS for seed in seeds]
     found = {run: learn(*run) for run in track(runs, "learning")}
-    errors = {method: np.array([found[method, seed] for seed in range(SEEDS)]) for method in METHODS}
+    errors = {method: np.array([found[method, seed] for seed in seeds]) for method in METHODS}
     print("Median error over the last 50 calls with each size of targets, in standard deviations:")
     print(f"{'':18}" + "".join(f"{factor:>10.0e}" for factor in FACTORS))
     for method, each in errors.items():

@@ -23,8 +23,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from popart.affine import Affine, change_of
 from popart.sklearn import PopArtRegressor
-from popart.sklearn.network import ACTIVATIONS, Network
+from popart.sklearn.network import ACTIVATIONS, Adam, Network, rescale_head
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,7 +52,6 @@ def short(**settings: Any) -> PopArtRegressor:
 
 
 @pytest.mark.filterwarnings("ignore:max_iter=:sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.filterwarnings("ignore:Can't check dok sparse matrix:UserWarning")
 @parametrize_with_checks([PopArtRegressor()])
 def test_the_estimator_passes_every_check_of_scikit_learn(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -59,7 +59,6 @@ def test_the_estimator_passes_every_check_of_scikit_learn(estimator: Any, check:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:max_iter=:sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.filterwarnings("ignore:Can't check dok sparse matrix:UserWarning")
 @parametrize_with_checks(
     [
         PopArtRegressor(hidden_layer_sizes=(), learning_rate_init=0.01),
@@ -183,6 +182,21 @@ def test_measuring_new_targets_preserves_predictions() -> None:
         learn(X, factor * y - 5)
         assert model.scale_ > 100 * scale
         np.testing.assert_allclose(model.predict(X), before, rtol=0, atol=1e-14 * model.scale_[0])
+
+
+def test_the_memory_of_adam_changes_units_with_the_last_layer() -> None:
+    rng = np.random.RandomState(0)
+    network = Network((3, 5, 1), "relu", np.float64, rng)
+    network.layers[-1][...] = rng.normal(size=(6, 1))
+    adam = Adam(network.parameters)
+    adam.mean[:], adam.square[:] = rng.normal(size=26), rng.uniform(size=26)
+    mean, square, X = adam.mean.copy(), adam.square.copy(), rng.normal(size=(7, 3))
+    old, new = Affine(np.float64(8.0), np.float64(3.0)), Affine(np.float64(2.0), np.float64(-1.0))
+    before = old.denormalize(network.outputs(X, "relu"))
+    rescale_head(network, adam, change_of(old, new))
+    np.testing.assert_allclose(new.denormalize(network.outputs(X, "relu")), before, rtol=1e-14)
+    np.testing.assert_array_equal(adam.mean, np.append(mean[:20], 4 * mean[20:]))
+    np.testing.assert_array_equal(adam.square, np.append(square[:20], 16 * square[20:]))
 
 
 def test_two_warm_fits_are_one_of_their_length() -> None:
@@ -437,3 +451,28 @@ def test_neither_torch_nor_jax_is_loaded() -> None:
     code = "import sys, popart.sklearn; print(sorted({'torch', 'jax', 'jaxlib'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_lines_of_the_how_to_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/how-to/scikit-learn.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(code, names)
+    r2, error = map(float, capsys.readouterr().out.split())
+    assert r2 > 0.85
+    assert error < 0.3
+    assert np.isfinite(names["in_percent"].predict(names["X_test"])).all()
+
+
+@pytest.mark.slow
+def test_the_example_draws_a_stream_that_only_pop_art_follows(tmp_path: Path) -> None:
+    command = [sys.executable, "examples/sklearn_stream.py", str(tmp_path), "--seeds", "1"]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    errors = {
+        name: [float(x) for x in re.findall(rf"^{name} +(.*)$", out, re.MULTILINE)[0].split()]
+        for name in ("MLPRegressor", "standardised once", "PopArtRegressor")
+    }
+    assert max(errors["PopArtRegressor"]) < 0.5
+    assert min(errors["MLPRegressor"][1:]) > 1
+    assert min(errors["standardised once"][1:]) > 1
+    assert (tmp_path / "sklearn.png").stat().st_size > 10_000
