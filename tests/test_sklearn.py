@@ -299,6 +299,15 @@ def test_weights_count_as_repeated_rows_in_statistics_and_in_the_loss() -> None:
     np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-9)
 
 
+def test_rows_without_weight_take_no_place_in_a_minibatch() -> None:
+    X, y = friedman(60)
+    weight = np.arange(60) % 3
+    kept = weight > 0
+    with_them = fitted(short(batch_size=10), X, y, sample_weight=weight)
+    without = fitted(short(batch_size=10), X[kept], y[kept], sample_weight=weight[kept])
+    np.testing.assert_array_equal(with_them.predict(X), without.predict(X))
+
+
 def test_rows_of_heavy_batches_count_in_proportion_to_their_weight() -> None:
     """With batches of one row, weights would cancel if each batch had its own mean."""
     rng = np.random.default_rng(0)
