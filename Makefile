@@ -30,6 +30,7 @@ bench: $(VENV)/.bench $(VENV)/.lab ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.regression
 	$(VENV)/bin/python -m benchmarks.atari
 	$(VENV)/bin/python -m benchmarks.fleet
+	$(VENV)/bin/python -m benchmarks.sklearn_regressor
 
 docs: $(VENV)/.docs ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
