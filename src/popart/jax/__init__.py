@@ -1,8 +1,11 @@
 """Pop-Art for JAX: pure functions on the parameters of a last layer, whoever made them."""
 
+from popart._installation import check_installation
 from popart.jax.deep import normalize_gradient, normalized_linear
 from popart.jax.heads import Step, init, normalized, polyak, step, values
 from popart.jax.optimizers import normalized_sgd, rescale_moments
+
+check_installation()
 
 __all__ = [
     "Step",
