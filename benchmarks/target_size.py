@@ -36,9 +36,7 @@ OPTIMIZERS = {
 Array = Any
 
 
-def learn(
-    art: popart.Rule[Any], optimizer: optax.GradientTransformation, size: Array, seed: Array
-) -> Array:
+def learn(art: popart.Rule[Any], optimizer: optax.GradientTransformation, size: Array, seed: Array) -> Array:
     """Return the relative error over the last updates."""
     params, teacher = init(jax.random.key(seed))
     optimize = popart.jax.rescale_moments(optimizer, head=lambda params: params["head"])

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+import popart
+from popart._installation import check_installation
+
 COMMANDS = {
     "reproduce": "popart.lab.reproduce:Reproduce",
     "regression": "popart.lab.experiments.regression.config:Regression",
@@ -18,24 +21,33 @@ COMMANDS = {
     "paper": "popart.lab.experiments.atari_scores.config:Paper",
     "plot": "popart.lab.plot:Plot",
     "report": "popart.lab.report:Report",
+    "diagnose": "popart.lab.diagnose:Diagnose",
 }
-NOT_RESUMED = ("evaluate", "watch", "plot", "report")
+NOT_RESUMED = ("evaluate", "watch", "plot", "report", "diagnose")
 
 DESCRIPTION = """The experiments of "Learning values across many orders of magnitude", one command each.
 
 Every command prints its findings and, as the last line, the path of its results. A run is a folder with
-settings, tables and figures: a finished run is not repeated, and an interrupted one is resumed."""
+settings, tables and figures: a finished run is not repeated, and an interrupted one is resumed.
+`popart --version` prints the version."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit with status 2 for an error that the user can correct, 130 when interrupted."""
+    try:
+        check_installation()
+    except ImportError as error:
+        _exit(str(error), 2)
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments == ["--version"]:
+        print(f"popart {popart.__version__}")
+        return
     try:
         import tyro
     except ImportError:
         _exit('the laboratory is not installed; install it with: pip install "popart-learn[lab]"', 2)
     from popart.lab.checks import LabError, nearest
 
-    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name, *options = arguments
     if name.startswith("-"):
         commands = {name: _load(name) for name in COMMANDS}
