@@ -76,6 +76,17 @@ def _pytree_children(tree: Tree) -> Iterable[tuple[Any, Any]] | None:
 
 
 def _leaf(x: Any, path: str) -> Leaf:
+    leaf = as_leaf(x)
+    if leaf.values.dtype.kind not in "biufcSU":
+        raise TypeError(
+            f"train gave an object of type {type(x).__name__} at {path or 'the top'!r}; it may give "
+            "arrays, numbers and strings in dicts, lists, tuples, dataclasses, modules and pytrees"
+        )
+    return leaf
+
+
+def as_leaf(x: Any) -> Leaf:
+    """Copy an array of any framework; half precisions are converted to float32, which loses nothing."""
     dtype = str(getattr(x, "dtype", type(x).__name__))
     if dtype.startswith("key<"):
         x = sys.modules["jax"].random.key_data(x)
@@ -91,11 +102,6 @@ def _leaf(x: Any, path: str) -> Leaf:
         finfo = sys.modules["ml_dtypes"].finfo if is_extension else np.finfo
         eps = float(finfo(x.dtype).eps) if is_extension or x.dtype.kind in "fc" else 0.0
         x = x.astype(np.float32) if is_extension else x
-    if x.dtype.kind not in "biufcSU":
-        raise TypeError(
-            f"train gave an object of type {type(x[()]).__name__} at {path or 'the top'!r}; it may give "
-            "arrays, numbers and strings in dicts, lists, tuples, dataclasses, modules and pytrees"
-        )
     return Leaf(x.copy(), dtype, eps)
 
 

@@ -79,9 +79,7 @@ def _shown(y: Floats) -> np.ndarray[Any, np.dtype[np.intp]]:
         return np.arange(len(y))
     edges = np.linspace(0, len(y), COLUMNS + 1).astype(int)
     extremes = [
-        start + f(y[start:end])
-        for start, end in itertools.pairwise(edges)
-        for f in (np.argmin, np.argmax)
+        start + f(y[start:end]) for start, end in itertools.pairwise(edges) for f in (np.argmin, np.argmax)
     ]
     return np.unique(np.concatenate((np.linspace(0, len(y) - 1, POINTS).astype(int), extremes)))
 
@@ -97,7 +95,7 @@ def _symlog(axes: Axes, y: Floats) -> None:
     first = np.log10(threshold) + (low < -threshold)
     decades = np.arange(first, np.floor(np.log10(largest)) + 1)
     sides = (low <= -(10.0**first)) + (high >= 10.0**first)
-    powers = 10.0 ** decades[:: max(1, int(np.ceil(len(decades) * sides / 8)))]
+    powers = 10.0 ** decades[:: max(1, int(np.ceil(len(decades) * sides / 7)))]
     axes.set_yticks([-p for p in powers[::-1] if -p >= low] + [0.0] + [p for p in powers if p <= high])
     axes.minorticks_off()
     axes.set_ylim(low * 1.8, high * 1.8)

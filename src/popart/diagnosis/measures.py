@@ -133,7 +133,7 @@ def magnitudes(y: Floats, x: Floats) -> dict[str, float]:
     return {
         "smallest": float(nonzero.min()),
         "largest": float(nonzero.max()),
-        "orders": math.log10(float(high / low)),
+        "orders": float(np.log10(high) - np.log10(low)),
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from popart._arrays import to_numpy
+from popart._trees import as_leaf
 from popart.diagnosis import words
 from popart.diagnosis.choice import choose
 from popart.diagnosis.measures import Floats, Measures, measure
@@ -121,9 +121,14 @@ def diagnose(targets: Any, *, discount: float | None = None, ends: Any = None, b
 
 def _numbers(name: str, x: Any) -> Floats:
     try:
-        return np.atleast_1d(np.asarray(to_numpy(x), float))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is {type(x).__name__} of {error}; it must be an array of numbers") from error
+        values = as_leaf(x).values
+    except ValueError:
+        raise TypeError(f"{name} has rows of different lengths; it must be an array of numbers") from None
+    if values.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name} is of type {type(x).__name__} ({values.dtype}); it must be an array of numbers"
+        )
+    return np.atleast_1d(values.astype(float))
 
 
 def _ends(ends: Any, y: Floats) -> Floats:

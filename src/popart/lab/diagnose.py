@@ -1,0 +1,94 @@
+"""`popart diagnose`: are my targets too large?"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from popart.lab.checks import LabError, check_between, check_whole
+
+if TYPE_CHECKING:
+    from popart.diagnosis import Diagnosis
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Say whether targets are too large, whether they drift, and which rule to begin with; draw a figure.
+
+    Everything is measured in the order of the file. Nothing is trained.
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """CSV or NPY file, TensorBoard event file or a folder of these; - for standard input (CSV or NPY)."""
+
+    column: str | None = None
+    """Column of a CSV file, by its name, or its number from 0 if there is no header."""
+
+    tag: str | None = None
+    """Tag of a TensorBoard log."""
+
+    discount: float | None = None
+    """Discount γ, if the file has rewards: their discounted returns, which a value function learns, are
+    diagnosed."""
+
+    ends: str | None = None
+    """With --discount, column of a CSV file that is 1 or true in the last row of an episode."""
+
+    batch: int = 32
+    """Number of targets in one update of the statistics."""
+
+    out: Annotated[
+        Path | None, tyro.conf.arg(help_behavior_hint="(default: FILE-diagnosis.png here)", metavar="PATH")
+    ] = None
+    """Path of the figure (.png, .svg or .pdf); an existing one is replaced."""
+
+    def __post_init__(self) -> None:
+        check_whole("batch", self.batch, 1)
+        if self.discount is not None:
+            check_between("discount", self.discount, 0, 1)
+        elif self.ends is not None:
+            raise ValueError(f"ends is {self.ends!r} without discount; episodes matter only for returns")
+        if self.out is not None and self.out.suffix not in FORMATS:
+            raise ValueError(f"out is '{self.out}'; it must end in {', '.join(FORMATS)}")
+
+    def run(self) -> Path:
+        import popart
+        from popart.lab.targets import read_targets
+
+        stream = read_targets(self.file, self.column, self.tag, self.ends)
+        try:
+            found = popart.diagnose(
+                stream.targets, discount=self.discount, ends=stream.ends, batch=self.batch
+            )
+        except ValueError as error:
+            raise LabError(f"{self.file}: {error}") from error
+        _print(found)
+        return self._draw(found)
+
+    def _draw(self, found: "Diagnosis") -> Path:
+        name = "stdin" if str(self.file) == "-" else self.file.resolve().stem
+        out = self.out or Path(f"{name}-diagnosis.png")
+        try:
+            return found.plot(out)
+        except ImportError as error:
+            raise LabError(str(error)) from error
+        except OSError as error:
+            raise LabError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+def _print(found: "Diagnosis") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from popart.diagnosis.words import code
+    from popart.lab.findings import PLAIN_WIDTH, print_table
+
+    rows = [{"measure": f.name, "value": f.value, "meaning": f.meaning} for f in found.findings()]
+    print_table(f"Are these targets too large? {found.answer}", rows)
+    console = Console() if Console().is_terminal else Console(width=PLAIN_WIDTH)
+    begin = f"Begin with {code(found.rule)}."
+    for title, sentences in ((begin, found.reasons), ("What to do:", found.advice)):
+        console.print(Text(title), *(Text(f"- {x}") for x in sentences), "", sep="\n")
