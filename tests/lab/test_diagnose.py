@@ -277,7 +277,7 @@ def test_only_what_is_needed_is_loaded() -> None:
         "try: main(['diagnose', '--help'])\nexcept SystemExit: pass\n"
         "assert 'matplotlib' not in sys.modules\n"
         "np.save('y.npy', np.arange(50.0)); main(['diagnose', 'y.npy'])\n"
-        "loaded = {'jax', 'torch', 'tensorboardX', 'scipy', 'gymnasium'} & set(sys.modules)\n"
+        "loaded = {'jax', 'torch', 'tensorboardX', 'scipy', 'gymnasium', 'psutil'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

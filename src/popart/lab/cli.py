@@ -74,13 +74,18 @@ def _load(name: str) -> Any:
 
 def _show(paths: Path | tuple[Path, ...]) -> None:
     """Print the findings of runs, each followed by its path."""
+    for path in (paths,) if isinstance(paths, Path) else paths:
+        if path.is_dir():
+            _show_run(path)
+        print(path)
+
+
+def _show_run(folder: Path) -> None:
     from popart.lab.findings import print_findings
     from popart.lab.manifest import MANIFEST
 
-    for path in (paths,) if isinstance(paths, Path) else paths:
-        if (path / MANIFEST).exists():
-            print_findings(path)
-        print(path)
+    if (folder / MANIFEST).exists():
+        print_findings(folder)
 
 
 def _exit(message: str, status: int) -> NoReturn:

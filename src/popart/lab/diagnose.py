@@ -80,15 +80,13 @@ class Diagnose:
 
 
 def _print(found: "Diagnosis") -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from popart.diagnosis.words import code
-    from popart.lab.findings import PLAIN_WIDTH, print_table
+    from popart.lab.tables import console, print_table
 
     rows = [{"measure": f.name, "value": f.value, "meaning": f.meaning} for f in found.findings()]
     print_table(f"Are these targets too large? {found.answer}", rows)
-    console = Console() if Console().is_terminal else Console(width=PLAIN_WIDTH)
     begin = f"Begin with {code(found.rule)}."
     for title, sentences in ((begin, found.reasons), ("What to do:", found.advice)):
-        console.print(Text(title), *(Text(f"- {x}") for x in sentences), "", sep="\n")
+        console().print(Text(title), *(Text(f"- {x}") for x in sentences), "", sep="\n")

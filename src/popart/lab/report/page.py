@@ -14,8 +14,9 @@ from popart.lab.analysis import ANALYSES
 from popart.lab.checks import LabError
 from popart.lab.figures import INK
 from popart.lab.files import read_table, write_atomically
-from popart.lab.findings import LONG, print_table, short
+from popart.lab.findings import LONG
 from popart.lab.manifest import MANIFEST, read_manifest
+from popart.lab.tables import print_table, short
 
 MARK = '<meta name="generator" content="popart report">'
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from popart.lab.checks import LabError
 from popart.lab.envs.games import title
-from popart.lab.findings import print_table
 from popart.lab.machine import stopping, use_device
 from popart.lab.progress import progress
 from popart.lab.runs import Run, command_line
+from popart.lab.tables import print_table
 from popart.lab.train import plan
 from popart.lab.train.analysis import outcome
 from popart.lab.train.checkpoints import CheckpointTracker
