@@ -267,6 +267,13 @@ def test_rewards_are_diagnosed_by_their_returns() -> None:
     assert popart.diagnose(np.ones(5000), discount=0.99, ends=np.arange(5000) % 5 == 4).largest < 5
 
 
+def test_a_clip_is_one_of_rewards_where_rewards_are_given() -> None:
+    found = popart.diagnose([0.5, 3.0, 0.0, -1.0], discount=0.5)
+    assert (found.clipped, found.clip_loss) == (0.25, pytest.approx(2 / 4.5))
+    np.testing.assert_allclose(found.after_clip, discounted_returns(np.array([0.5, 1.0, 0.0, -1.0]), 0.5))
+    assert any("25 % of the rewards" in x for x in found.advice)
+
+
 @pytest.mark.parametrize("shape", [(7,), (7, 3)])
 def test_returns_are_sums_of_discounted_rewards_until_the_end_of_an_episode(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(2)

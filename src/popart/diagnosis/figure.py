@@ -53,20 +53,21 @@ def save(figure: Figure, path: Path) -> Path:
 
 def _over_time(axes: Axes, diagnosis: "Diagnosis", track: Track) -> None:
     y, n = diagnosis.targets, diagnosis.count
-    axes.set_title("a  Targets over time", loc="left", fontweight="bold")
+    what = "Returns" if diagnosis.of_rewards else "Targets"
+    axes.set_title(f"a  {what} over time", loc="left", fontweight="bold")
     shown = _shown(y)
-    axes.plot(shown, y[shown], ".", color=TARGETS, markersize=2, markeredgewidth=0, label="targets")
+    axes.plot(shown, y[shown], ".", color=TARGETS, markersize=2, markeredgewidth=0, label=what.lower())
     t = np.minimum((1 + np.arange(len(track.scale))) * track.size, n)
     low, high = track.shift - track.scale, track.shift + track.scale
     axes.fill_between(t, low, high, color=POPART, alpha=0.25, linewidth=0)
     axes.plot(t, track.shift, color=POPART, label=f"μ ± σ of {code(diagnosis.rule).removeprefix('popart.')}")
-    for edge in (-1, 1):
+    for edge in () if diagnosis.of_rewards else (-1, 1):
         label = "clip to [-1, 1]" if edge == 1 else None
         axes.axhline(edge, color=ART, linestyle=(0, (4, 2)), linewidth=1, label=label)
     _symlog(axes, y)
     axes.set_xlim(0, n)
-    axes.set_xlabel("targets so far")
-    axes.set_ylabel("target")
+    axes.set_xlabel("time")
+    axes.set_ylabel(what.lower())
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0}
     legend = axes.legend(ncols=3, handlelength=1.3, columnspacing=1.2, markerscale=3, **above)
@@ -104,26 +105,27 @@ def _symlog(axes: Axes, y: Floats) -> None:
 
 def _magnitudes(axes: Axes, diagnosis: "Diagnosis") -> None:
     """Draw a histogram over decades of the targets that are not 0, and what a clip cuts of it."""
-    axes.set_title("b  Magnitudes", loc="left", fontweight="bold")
-    logs = np.log10(np.abs(diagnosis.targets[diagnosis.targets != 0]))
-    low = min(np.floor(logs.min(initial=0.0)), -1.0)
+    what, y = "rewards" if diagnosis.of_rewards else "targets", diagnosis.unclipped
+    axes.set_title(f"b  Magnitudes of {what}", loc="left", fontweight="bold")
+    logs, zeros = np.log10(np.abs(y[y != 0])), float(np.mean(y == 0))
+    low = min(np.floor(logs.min(initial=0.0) - 1e-9), -1.0)
     high = max(np.floor(logs.max(initial=0.0)) + 1, 1.0)
     edges = np.linspace(low, high, int((high - low) * np.clip(40 // (high - low), 1, 10)) + 1)
-    shares = np.histogram(logs, edges)[0] / max(logs.size, 1)
+    shares = np.histogram(logs - 1e-9, edges)[0] / max(logs.size, 1)  # 1 itself is not cut
     width, middles = 0.92 * (edges[1] - edges[0]), (edges[:-1] + edges[1:]) / 2
     for part, colour, label in (
         (middles < 0, TARGETS, None),
         (middles > 0, ART, f"cut by a clip: {100 * diagnosis.clipped:.3g} %"),
     ):
         axes.bar(middles[part], shares[part], width, color=colour, label=label)
-    if diagnosis.zeros:
-        axes.plot([], [], " ", label=f"not shown: {100 * diagnosis.zeros:.3g} % zeros")
+    if zeros:
+        axes.plot([], [], " ", label=f"not shown: {100 * zeros:.3g} % zeros")
     ticks = np.arange(low, high + 1, np.ceil((high - low) / 8))
     axes.set_xticks(ticks, [f"$10^{{{k:.0f}}}$" for k in ticks])
     axes.set_ylim(0, 1.4 * max(float(shares.max()), 0.01))
     axes.yaxis.set_major_formatter(_percent)
     axes.set_xlabel("magnitude")
-    axes.set_ylabel("share of targets" if not diagnosis.zeros else "share of others")
+    axes.set_ylabel("share of others" if zeros else f"share of {what}")
     axes.legend(loc="upper left", handlelength=1)
 
 
@@ -134,16 +136,19 @@ def _percent(x: float, _: Any) -> str:
 def _learned(axes: Axes, diagnosis: "Diagnosis", track: Track) -> None:
     """Draw the distributions of clipped targets and of those that the recommended rule has normalised."""
     axes.set_title("c  What a network is given to learn", loc="left", fontweight="bold")
-    y = diagnosis.targets
-    pairs = (("clipped", ART, np.clip(y, -1, 1)), ("with Pop-Art", POPART, track.after(y)))
+    clip = "with clipped rewards" if diagnosis.of_rewards else "clipped"
+    pairs = ((clip, ART, diagnosis.after_clip), ("with Pop-Art", POPART, track.after(diagnosis.targets)))
     share = np.linspace(0, 1, 1001)
+    limits = [-3.0, 3.0]
     for label, colour, seen in pairs:
         values = np.quantile(seen, share)
-        axes.step(np.clip(values, -3.2, 3.2), share, where="post", color=colour, label=label)
-    axes.set_xlim(-3, 3)
-    axes.set_ylim(-0.02, 1.02)
+        axes.step(values, share, where="post", color=colour, label=label)
+        limits = [min(limits[0], float(values[10])), max(limits[1], float(values[-11]))]
+    axes.set_xlim(*limits)
+    axes.set_ylim(-0.02, 1.25)
+    axes.set_yticks(np.linspace(0, 1, 5))
     axes.grid()
     axes.set_xlabel("target of the network")
     axes.set_ylabel("share below")
     axes.yaxis.set_major_formatter(_percent)
-    axes.legend(loc="best", handlelength=1.2)
+    axes.legend(loc="upper left", ncols=2, handlelength=1.2, columnspacing=1.2)

@@ -74,11 +74,14 @@ class Measures:
     longest_run: int
     """Number of targets in the longest stretch of equal ones."""
 
+    of_rewards: bool
+    """Whether rewards and a discount were given: a clip is then one of rewards, the rest is of returns."""
+
     clipped: float
-    """Share of targets that a clip to [-1, 1] would change."""
+    """Share of targets (or rewards) that a clip to [-1, 1] would change."""
 
     clip_loss: float
-    """Share of the sum of magnitudes that a clip to [-1, 1] would remove."""
+    """Share of the sum of their magnitudes that a clip to [-1, 1] would remove."""
 
     naive_std: float
     """Standard deviation from mean of squares minus squared mean in float32; NaN of a negative difference."""
@@ -87,8 +90,9 @@ class Measures:
     """Relative error of that difference as a variance, if both of its terms are rounded correctly."""
 
 
-def measure(y: Floats, nonfinite: int) -> Measures:
-    """Measure finite targets in the order of time."""
+def measure(y: Floats, nonfinite: int, rewards: Floats | None = None) -> Measures:
+    """Measure finite targets in the order of time; these are returns if rewards are given."""
+    unclipped = y if rewards is None else rewards
     unit = power_of_two(y)
     x = y / unit
     mean, std = mean_and_std(x)
@@ -104,8 +108,9 @@ def measure(y: Floats, nonfinite: int) -> Measures:
         **tails(x),
         zeros=float(np.mean(y == 0)),
         longest_run=longest_run(y),
-        clipped=float(np.mean(np.abs(y) > 1)),
-        clip_loss=clip_loss(y),
+        of_rewards=rewards is not None,
+        clipped=float(np.mean(np.abs(unclipped) > 1)),
+        clip_loss=clip_loss(unclipped),
         naive_std=naive_std,
         cancellation=cancellation,
     )

@@ -45,6 +45,12 @@ class Diagnosis(Measures):
     targets: Floats = field(repr=False, compare=False)
     """The finite targets in the order of time: as given, or returns if a discount was given."""
 
+    unclipped: Floats = field(repr=False, compare=False)
+    """What a clip would apply to: rewards if a discount was given, targets otherwise."""
+
+    after_clip: Floats = field(repr=False, compare=False)
+    """What the targets would be with this clip."""
+
     @property
     def beta(self) -> float:
         """The step size of the recommended rule."""
@@ -98,14 +104,21 @@ def diagnose(targets: Any, *, discount: float | None = None, ends: Any = None, b
         raise ValueError(f"batch is {batch!r}; it must be at least 1")
     y = _numbers("targets", targets)
     finite = np.isfinite(y)
-    if discount is not None:
-        y = discounted_returns(np.where(finite, y, 0.0), discount, None if ends is None else _ends(ends, y))
-    elif ends is not None:
-        raise ValueError("ends is given without discount; episodes matter only for the returns of rewards")
-    used = (y if discount is not None else y[finite]).ravel()
-    if not used.size:
+    if discount is None:
+        if ends is not None:
+            raise ValueError("ends is given without discount; episodes matter only for returns of rewards")
+        unclipped = used = y[finite]
+        after_clip = np.clip(used, -1, 1)
+    else:
+        over = None if ends is None else _ends(ends, y)
+        unclipped = np.where(finite, y, 0.0)
+        used, after_clip = (
+            discounted_returns(rewards, discount, over).ravel()
+            for rewards in (unclipped, np.clip(unclipped, -1, 1))
+        )
+    if not finite.any():
         raise ValueError(f"targets has no finite number ({y.size} elements); nothing can be diagnosed")
-    measures = measure(used, int(np.count_nonzero(~finite)))
+    measures = measure(used, int(np.count_nonzero(~finite)), None if discount is None else unclipped.ravel())
     choice = choose(measures, used, batch)
     return Diagnosis(
         **vars(measures),
@@ -116,6 +129,8 @@ def diagnose(targets: Any, *, discount: float | None = None, ends: Any = None, b
         advice=tuple(words.advice(measures, choice, batch)),
         batch=batch,
         targets=used,
+        unclipped=unclipped.ravel(),
+        after_clip=after_clip,
     )
 
 

@@ -41,6 +41,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
+def _clipped(m: Measures) -> str:
+    return "rewards" if m.of_rewards else "targets"
+
+
 def verdict(m: Measures) -> Verdict:
     """Return whether a plain network would learn the targets, or why not."""
     if m.std == 0:
@@ -102,7 +106,7 @@ def findings(m: Measures) -> Iterator[Finding]:
     yield Finding(
         "clip to [-1, 1]",
         f"{_percent(m.clipped)}",
-        f"of the targets would be cut, and {_percent(m.clip_loss)} of the sum of magnitudes lost",
+        f"of the {_clipped(m)} would be cut, and {_percent(m.clip_loss)} of the sum of magnitudes lost",
     )
     yield Finding(
         "naive variance",
@@ -150,7 +154,7 @@ def advice(m: Measures, choice: Choice, batch: int) -> Iterator[str]:
     else:
         yield f"Replace the last layer by a head, such as popart.torch.PopArt(in, out, {rule})."
     if m.clipped:
-        yield f"Do not clip to [-1, 1]: {_percent(m.clipped)} of the targets would become 1 or -1."
+        yield f"Do not clip to [-1, 1]: {_percent(m.clipped)} of the {_clipped(m)} would become 1 or -1."
     if m.scale_fall > CHANGE and beta >= 1e-3:
         yield (
             f"Give max_norm=3.0 to update: the scale falls by a factor of {m.scale_fall:.3g}, and preserved "
