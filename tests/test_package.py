@@ -90,15 +90,16 @@ def overwritten(folder: Path, *, removed: bool = False) -> Path:
 
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_package_that_was_overwritten_says_how_to_repair_it(tmp_path: Path, removed: bool) -> None:
-    folder = overwritten(tmp_path, removed=removed)
-    path = f"import sys; sys.path.insert(0, {str(folder)!r}); "
-    ended = run(sys.executable, "-c", path + "import popart.testing", cwd=tmp_path, check=False)
+    folder, packages = overwritten(tmp_path, removed=removed), Path(np.__file__).parents[1]
+    path = f"import sys; sys.path += [{str(folder)!r}, {str(packages)!r}]; "
+    alone = (sys.executable, "-S", "-c")  # without an editable installation
+    ended = run(*alone, path + "import popart.testing", cwd=tmp_path.parent, check=False)
     assert ended.stderr.splitlines()[-1] == (
         f"ImportError: {folder / 'popart'} is not as popart-learn installed it: another distribution has "
         f"overwritten or removed its __init__.py. Repair it with: {REPAIR}"
     )
     command = path + "from popart.lab.cli import main; main(['--version'])"
-    ended = run(sys.executable, "-c", command, cwd=tmp_path, check=False)
+    ended = run(*alone, command, cwd=tmp_path.parent, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith("popart: ")
