@@ -57,9 +57,3 @@ def test_the_table_of_sizes_is_that_of_the_results() -> None:
     for row in rows:
         optimizer, *errors = row.split(" | ")
         assert [float(x.replace("∞", "inf")) for x in errors] == [table[optimizer, size] for size in sizes]
-
-
-@pytest.mark.parametrize("page", ["test-your-agent.md", "are-my-rewards-too-large.md"])
-def test_links_lead_to_files_that_exist(page: str) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", (PAGES / page).read_text("utf-8")):
-        assert (PAGES / link.partition("#")[0]).exists(), link

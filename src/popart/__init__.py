@@ -5,7 +5,7 @@ Mnih and Silver, *Learning values across many orders of magnitude* (2016); for N
 """
 
 from popart.affine import Affine, Change, preserve
-from popart.diagnosis import diagnose
+from popart.diagnosis.report import diagnose
 from popart.moments import Covariance, Moments
 from popart.percentiles import Expectiles, Extremes, Percentiles
 from popart.rules import Fixed, Rule, check_finite

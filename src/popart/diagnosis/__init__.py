@@ -1,5 +1,6 @@
-"""Diagnosis of a stream of targets: are they too large, do they drift, and which rule to begin with?"""
+"""Diagnosis of a stream of targets; `popart.diagnose` makes it."""
 
-from popart.diagnosis.report import Diagnosis, Finding, diagnose
+from popart.diagnosis.report import Diagnosis
+from popart.diagnosis.words import Finding
 
-__all__ = ["Diagnosis", "Finding", "diagnose"]
+__all__ = ["Diagnosis", "Finding"]
