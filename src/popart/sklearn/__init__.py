@@ -10,6 +10,9 @@ except ModuleNotFoundError as error:
         name="sklearn",
     ) from error
 
+from popart._installation import check_installation
 from popart.sklearn.regressor import PopArtRegressor
+
+check_installation()
 
 __all__ = ["PopArtRegressor"]
