@@ -4,15 +4,17 @@ Each of examples/ppo.py, dqn.py, sac.py and ppo_jax.py is trained with its own s
 and 10⁴, with three random seeds. Returns are means of greedy episodes after training, in unscaled rewards.
 The table is written row by row. Run the same command again to resume.
 
-    python -m benchmarks.agents [--agents ppo sac] [--path results/agents.csv] [--figure docs/agents.png]
+    python -m benchmarks.agents [--agents ppo sac] [--path results/agents.csv] [--docs docs]
 
-With `--agents`, only these are trained; the manifest and the figure are made when all rows are there.
+With `--agents`, only these are trained. When all rows are there, the manifest is written, docs/agents.png is
+drawn, and the tables in docs/how-to are filled in.
 """
 
 import argparse
 import csv
 import importlib
 import itertools
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ AGENTS = {
     "ppo_jax": "PPO in JAX, CartPole",
 }
 HEADS = {"linear": ("plain", COLOURS["sgd"]), "popart": ("Pop-Art", COLOURS["popart"])}
-SCALES = (1e-4, 1.0, 1e4)
+SCALES = {1e-4: "10⁻⁴", 1.0: "1", 1e4: "10⁴"}
 SEEDS = (0, 1, 2)
 HEADER = ["agent", "head", "reward scale", "seed", "steps", "return", "seconds"]
 
@@ -69,12 +71,34 @@ def append(path: Path, row: Row) -> None:
         csv.writer(file, lineterminator="\n").writerows(lines)
 
 
+def table(agent: str, found: dict[Run, Row]) -> str:
+    """Return the mean return of each scale and head, and those of the seeds, as a table for the pages."""
+
+    def cell(head: str, scale: float) -> str:
+        each = [float(found[agent, head, scale, seed][5]) for seed in SEEDS]
+        return f"{np.mean(each):.0f} ({', '.join(f'{x:.0f}' for x in each)})"
+
+    rows = [["rewards ×", *(label for label, _ in HEADS.values())], ["---"] * (1 + len(HEADS))]
+    rows += [[name, *(cell(head, scale) for head in HEADS)] for scale, name in SCALES.items()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def fill_in(page: Path, found: dict[Run, Row]) -> None:
+    """Write the tables of a page, each between its comment and the comment after it."""
+
+    def filled(match: re.Match[str]) -> str:
+        return f"{match[1]}\n\n{table(match[2], found)}\n\n{match[3]}"
+
+    pattern = r"(<!-- table of (\w+) -->).*?(<!-- end of table -->)"
+    page.write_text(re.sub(pattern, filled, page.read_text(), flags=re.DOTALL))
+
+
 def panel(axes: Axes, agent: str, found: dict[Run, Row]) -> None:
     for head, (label, colour) in HEADS.items():
         each = np.array([[float(found[agent, head, c, seed][5]) for seed in SEEDS] for c in SCALES])
-        axes.plot(SCALES, each.mean(1), color=colour, label=label)
-        axes.plot(SCALES, each, "o", color=colour, markersize=3, alpha=0.6)
-    axes.set(xscale="log", xticks=SCALES, xlabel="rewards ×")
+        axes.plot([*SCALES], each.mean(1), color=colour, label=label)
+        axes.plot([*SCALES], each, "o", color=colour, markersize=3, alpha=0.6)
+    axes.set(xscale="log", xticks=[*SCALES], xlabel="rewards ×")
     axes.minorticks_off()
     axes.grid()
     letter(axes, AGENTS[agent])
@@ -98,7 +122,7 @@ def main() -> None:
     )
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS), help="agents to train")
     parser.add_argument("--path", type=Path, default=Path("results/agents.csv"))
-    parser.add_argument("--figure", type=Path, default=Path("docs/agents.png"))
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the figure and the pages")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for run in runs():
@@ -111,8 +135,10 @@ def main() -> None:
         return
     rows = [found[run] for run in runs()]
     publish(options.path, HEADER, rows, "agents", "CPU", sections=2, seeds=len(SEEDS))
-    options.figure.write_bytes(dict(images(figure(found)))["png"])
-    print(options.figure)
+    (options.docs / "agents.png").write_bytes(dict(images(figure(found)))["png"])
+    for page in (options.docs / "how-to").glob("*.md"):
+        fill_in(page, found)
+    print(options.docs / "agents.png")
 
 
 if __name__ == "__main__":

@@ -31,13 +31,15 @@ def numbers(line: str) -> list[float]:
     return [float(x) for x in re.findall(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?", line)]
 
 
-def returns(*command: str) -> list[float]:
-    return [float(x) for x in re.findall(r"mean return ([\d.]+) in \d+ greedy episodes", run(*command))]
+def mean_return(*command: str) -> float:
+    (found,) = re.findall(r"mean return (-?[\d.]+) in \d+ greedy episodes", run(*command))
+    return float(found)
 
 
-CARTPOLE = {
-    "torch": ["examples/cartpole_torch.py", "--seed", "1", "--steps", "15000"],
-    "jax": ["examples/cartpole_jax.py", "--steps", "65000"],
+LARGE = ("--reward-scale", "1e4")
+DQN = {
+    "torch": ["examples/dqn.py", "--seed", "1", "--steps", "15000"],
+    "jax": ["examples/dqn_jax.py", "--steps", "65000"],
 }
 
 
@@ -45,26 +47,29 @@ CARTPOLE = {
     "framework",
     [
         pytest.param("torch", marks=pytest.mark.slow),
-        pytest.param("jax", marks=pytest.mark.xdist_group("cartpole_jax")),
+        pytest.param("jax", marks=pytest.mark.xdist_group("dqn_jax")),
     ],
 )
 def test_cartpole_with_rewards_times_ten_thousand_is_solved_with_pop_art_alone(framework: str) -> None:
-    plain, pop_art = returns(*CARTPOLE[framework])
-    assert plain < 150
-    assert pop_art >= 400
+    assert mean_return(*DQN[framework], *LARGE, "--head", "linear") < 150
+    assert mean_return(*DQN[framework], *LARGE, "--head", "popart") >= 400
 
 
-@pytest.mark.xdist_group("cartpole_jax")  # it runs the programs that are compiled already
-def test_cartpole_with_rewards_as_they_are_is_solved_by_both_with_these_settings() -> None:
-    plain, pop_art = returns(*CARTPOLE["jax"], "--reward-scale", "1")
-    assert plain >= 400
-    assert pop_art >= 400
+@pytest.mark.xdist_group("dqn_jax")  # it runs the programs that are compiled already
+@pytest.mark.parametrize("head", ["linear", "popart"])
+def test_cartpole_with_rewards_as_they_are_is_solved_by_both_with_these_settings(head: str) -> None:
+    assert mean_return(*DQN["jax"], "--head", head) >= 400
 
 
 @pytest.mark.slow
 def test_cartpole_with_rewards_as_they_are_is_solved_with_these_settings_in_pytorch() -> None:
-    (pop_art,) = returns(*CARTPOLE["torch"], "--reward-scale", "1", "--head", "popart")
-    assert pop_art >= 400
+    assert mean_return(*DQN["torch"]) >= 400
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac", "ppo_jax", "dqn_jax"])
+def test_agents_say_what_they_can_be_told(agent: str) -> None:
+    told = run(f"examples/{agent}.py", "--help")
+    assert all(f"--{option}" in told for option in ("head", "reward-scale", "seed", "steps"))
 
 
 def test_a_stream_that_grows_a_millionfold_is_learned_with_pop_art_alone() -> None:

@@ -1,0 +1,184 @@
+"""The single-file agents learn whatever the size of rewards is, and the how-to pages show how.
+
+Each page shows the lines that turn a plain agent into one with Pop-Art, as differences. Here they are undone,
+so that the plain agent of the page is run and compared with `--head linear` of the example.
+"""
+
+import functools
+import importlib
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import agents
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"ppo": "ppo", "dqn": "dqn", "sac": "sac", "ppo_jax": "ppo"}
+"""The agents, and the how-to page of each."""
+
+SHORT = {"ppo": 8192, "dqn": 3000, "sac": 700, "ppo_jax": 8192}
+"""Environment steps of a short run."""
+
+FACTOR = 2.0**20
+
+
+def each(*names: str, slow: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Parametrize a test over agents; tests of one agent share a process, and so what it has trained."""
+    marks = {name: [pytest.mark.xdist_group(name), *[pytest.mark.slow] * (name in slow)] for name in names}
+    return pytest.mark.parametrize("agent", [pytest.param(name, marks=marks[name]) for name in names])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def example(agent: str) -> Any:
+    return importlib.import_module(f"examples.{agent}")
+
+
+@functools.cache
+def trained(agent: str, head: str = "popart", scale: float = 1.0, steps: int | None = None) -> Any:
+    return example(agent).train(head, scale, 0, steps or SHORT[agent])
+
+
+def score(agent: str, *run: Any) -> float:
+    return float(example(agent).evaluate(trained(agent, *run), 0))
+
+
+def arrays(learned: Any) -> dict[str, np.ndarray]:
+    """Return all that an agent has learned, by name."""
+    if isinstance(learned, torch.nn.Module):
+        return {name: x.numpy().copy() for name, x in learned.state_dict().items()}
+    if hasattr(learned, "critics"):
+        parts = {"actor": learned.actor, **{f"critic {i}": x for i, x in enumerate(learned.critics)}}
+        parts |= {f"target {i}": x for i, x in enumerate(learned.targets)}
+        found = {f"{name} {key}": x for name, part in parts.items() for key, x in arrays(part).items()}
+        return {**found, "log_alpha": learned.log_alpha.detach().numpy()}
+    leaves = jax.tree_util.tree_leaves_with_path(learned)
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
+
+
+def in_units_of_rewards(name: str) -> bool:
+    return name.endswith(("scale", "shift", ".moments", "_moments"))
+
+
+@each(*PAGES)
+def test_scaling_rewards_by_a_power_of_two_changes_no_bit_of_training(agent: str) -> None:
+    plain, scaled = arrays(trained(agent)), arrays(trained(agent, "popart", FACTOR))
+    assert plain.keys() == scaled.keys()
+    assert any(map(in_units_of_rewards, plain))
+    for name, x in plain.items():
+        factor = FACTOR if in_units_of_rewards(name) else 1
+        np.testing.assert_array_equal(scaled[name], factor * x, err_msg=name)
+    assert score(agent) == score(agent, "popart", FACTOR)
+
+
+@each("ppo", "dqn", "ppo_jax")
+def test_cartpole_is_learned_in_a_short_run(agent: str) -> None:
+    assert score(agent) > 100  # untrained: about 10
+
+
+@pytest.mark.xdist_group("sac")
+def test_the_critics_of_sac_learn_in_a_short_run() -> None:
+    """They tell good states and actions from bad ones: values of random actions follow rewards."""
+    env = gymnasium.make("Pendulum-v1")
+    env.action_space.seed(0)
+    observation, _ = env.reset(seed=0)
+    steps: list[tuple[Any, ...]] = []
+    for _ in range(200):
+        action = env.action_space.sample()
+        after, reward, *_ = env.step(action)
+        steps.append((observation, action / example("sac").TORQUE, reward))
+        observation = after
+    x, a, rewards = (torch.as_tensor(np.stack(column)) for column in zip(*steps, strict=True))
+    for critic in trained("sac").critics:
+        with torch.no_grad():
+            assert np.corrcoef(critic(x, a), rewards)[0, 1] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "steps", "failed", "solved"), [("ppo", 32768, 400, 450), ("sac", 4000, -800, -300)]
+)
+def test_small_rewards_are_learned_with_pop_art_alone(
+    agent: str, steps: int, failed: float, solved: float
+) -> None:
+    assert score(agent, "linear", 1e-4, steps) < failed
+    assert score(agent, "popart", 1e-4, steps) > solved
+
+
+def differences(agent: str) -> list[list[str]]:
+    """Return the blocks of changed lines that the page shows for this example, each line with its sign."""
+    page = (ROOT / f"docs/how-to/{PAGES[agent]}.md").read_text()
+    blocks = re.findall(rf'```diff title="examples/{agent}\.py"\n(.*?)```', page, re.DOTALL)
+    return [block.splitlines() for block in blocks]
+
+
+def without_pop_art(agent: str) -> str:
+    """Return the example with the differences of its page undone."""
+    source = (ROOT / f"examples/{agent}.py").read_text()
+    for lines in differences(agent):
+        after, before = ("".join(f"{x[1:]}\n" for x in lines if x[0] != sign) for sign in "-+")
+        assert source.count(after) == 1, f"{agent}.py does not have these lines once:\n{after}"
+        source = source.replace(after, before)
+    return source
+
+
+@pytest.mark.parametrize("agent", PAGES)
+def test_marked_lines_are_few_and_all_on_the_page(agent: str) -> None:
+    source = (ROOT / f"examples/{agent}.py").read_text().splitlines()
+    marked = [line for line in source if line.endswith("# Pop-Art")]
+    shown = [line[1:] for lines in differences(agent) for line in lines if line[0] == "+"]
+    assert 4 <= len(marked) <= 8
+    assert shown == marked
+
+
+@each(*PAGES, slow=("ppo_jax",))
+def test_the_linear_head_trains_as_the_plain_agent_of_the_page(agent: str) -> None:
+    steps = {"ppo": 2048, "dqn": 1500, "sac": 600, "ppo_jax": 2048}[agent]
+    source = without_pop_art(agent)
+    assert "import popart" not in source
+    plain = types.ModuleType(f"plain_{agent}")
+    exec(compile(source, plain.__name__, "exec"), plain.__dict__)
+    learned = arrays(plain.train("linear", 1.0, 0, steps))
+    same = arrays(trained(agent, "linear", 1.0, steps))
+    assert any("head" in name for name in learned)
+    for name, x in learned.items():
+        np.testing.assert_array_equal(same[name], x, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[Any, list[str]]:
+    return agents.read(ROOT / "results/agents.csv")
+
+
+@pytest.mark.parametrize("agent", PAGES)
+def test_tables_of_the_pages_are_those_of_the_results(agent: str, found: dict[Any, list[str]]) -> None:
+    assert agents.table(agent, found) in (ROOT / f"docs/how-to/{PAGES[agent]}.md").read_text()
+
+
+@pytest.mark.parametrize("agent", PAGES)
+def test_results_show_that_pop_art_alone_learns_at_every_scale(
+    agent: str, found: dict[Any, list[str]]
+) -> None:
+    solved, failed = (-250, -600) if agent == "sac" else (450, 400)
+
+    def returns(head: str) -> np.ndarray:
+        return np.array(
+            [[float(found[agent, head, c, seed][5]) for seed in agents.SEEDS] for c in agents.SCALES]
+        )
+
+    assert returns("popart").min() > solved
+    assert returns("linear")[1].min() > solved
+    assert returns("linear").mean(1).min() < failed
