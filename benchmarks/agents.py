@@ -65,9 +65,12 @@ def read(path: Path) -> dict[Run, Row]:
 
 
 def append(path: Path, row: Row) -> None:
+    """Append a row to the table, on a line of its own also after a row that was cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    cut_off = path.exists() and not path.read_text().endswith("\n")
     lines = [row] if path.exists() else [HEADER, row]
     with path.open("a", newline="") as file:
+        file.write("\n" * cut_off)
         csv.writer(file, lineterminator="\n").writerows(lines)
 
 

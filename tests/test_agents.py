@@ -182,3 +182,18 @@ def test_results_show_that_pop_art_alone_learns_at_every_scale(
     assert returns("popart").min() > solved
     assert returns("linear")[1].min() > solved
     assert returns("linear").mean(1).min() < failed
+
+
+def test_a_benchmark_that_was_interrupted_resumes_and_fills_in_the_pages(tmp_path: Path) -> None:
+    path, page = tmp_path / "agents.csv", tmp_path / "page.md"
+    for i, (agent, head, scale, seed) in enumerate(agents.runs()):
+        if i == 2:
+            path.write_text(path.read_text() + "ppo,linear,0.0001")  # interrupted while a row was written
+        agents.append(path, [agent, head, f"{scale:g}", str(seed), "1000", f"{i}.0", "1.0"])
+    found = agents.read(path)
+    assert list(found) == agents.runs()
+    page.write_text("before\n\n<!-- table of ppo -->\nold\n<!-- end of table -->\n\nafter\n")
+    agents.fill_in(page, found)
+    assert "| 10⁻⁴ | 1 (0, 1, 2) | 10 (9, 10, 11) |" in page.read_text()
+    assert "old" not in page.read_text()
+    agents.figure(found)
