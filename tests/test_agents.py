@@ -107,6 +107,19 @@ def test_the_critics_of_sac_learn_in_a_short_run() -> None:
             assert np.corrcoef(critic(x, a), rewards)[0, 1] > 0.5
 
 
+@each(*PAGES)
+def test_the_command_ends_with_the_mean_return(
+    agent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {"ppo": 1024, "dqn": 700, "sac": 510, "ppo_jax": SHORT["ppo_jax"]}[agent]
+    options = ["--head", "popart", "--reward-scale", "3", "--seed", "1", "--steps", str(steps)]
+    monkeypatch.setattr("sys.argv", [f"{agent}.py", *options])
+    example(agent).main()
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "popart head, rewards × 3" in first
+    assert re.fullmatch(r"mean return -?\d+\.\d in \d+ greedy episodes", last)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "steps", "failed", "solved"), [("ppo", 32768, 400, 450), ("sac", 4000, -800, -300)]

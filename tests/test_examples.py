@@ -66,12 +66,6 @@ def test_cartpole_with_rewards_as_they_are_is_solved_with_these_settings_in_pyto
     assert mean_return(*DQN["torch"]) >= 400
 
 
-@pytest.mark.parametrize("agent", ["ppo", "dqn", "sac", "ppo_jax", "dqn_jax"])
-def test_agents_say_what_they_can_be_told(agent: str) -> None:
-    told = run(f"examples/{agent}.py", "--help")
-    assert all(f"--{option}" in told for option in ("head", "reward-scale", "seed", "steps"))
-
-
 def test_a_stream_that_grows_a_millionfold_is_learned_with_pop_art_alone() -> None:
     _, plain, pop_art = run("examples/stream.py").splitlines()
     assert numbers(plain)[-1] > 0.5
