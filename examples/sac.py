@@ -104,6 +104,7 @@ def learn(agent: Agent, batch: Transitions) -> None:
 
 
 def train_critics(agent: Agent, batch: Transitions) -> None:
+    """Take a step on the squared errors of both critics, with targets that contain the policy's entropy."""
     with torch.no_grad():
         alpha = agent.log_alpha.exp()
         action, log_pi = agent.actor(batch.next_observation)
@@ -120,6 +121,7 @@ def train_critics(agent: Agent, batch: Transitions) -> None:
 
 
 def train_actor(agent: Agent, batch: Transitions) -> None:
+    """Take a step towards actions of high value and high entropy, and one of α towards `ENTROPY`."""
     alpha = agent.log_alpha.exp()
     action, log_pi = agent.actor(batch.observation)
     q = least(critic(batch.observation, action) for critic in agent.critics)
