@@ -54,15 +54,17 @@ class Rollout(NamedTuple):
 
 
 def init(adam: optax.GradientTransformation, key: Array) -> Agent:
-    def layer(key: Array, inputs: int, outputs: int, size: float = 2**0.5) -> Params:
-        return {"w": jax.nn.initializers.orthogonal(size)(key, (inputs, outputs)), "b": jnp.zeros(outputs)}
+    def layer(key: Array, inputs: int, outputs: int) -> Params:
+        bound = inputs**-0.5
+        both = jax.random.uniform(key, (inputs + 1, outputs), minval=-bound, maxval=bound)
+        return {"w": both[:inputs], "b": both[inputs]}
 
     keys = jax.random.split(key, 6)
     params = {
         "actor": [layer(keys[0], 4, 64), layer(keys[1], 64, 64)],
-        "policy": layer(keys[2], 64, 2, 0.01),
+        "policy": layer(keys[2], 64, 2),
         "critic": [layer(keys[3], 4, 64), layer(keys[4], 64, 64)],
-        "head": layer(keys[5], 64, 1, 1.0),
+        "head": layer(keys[5], 64, 1),
     }
     return Agent(params, adam.init(params))
 
@@ -120,15 +122,12 @@ def lambda_returns(rollout: Rollout, values: Array, next_values: Array) -> Array
 
 
 def loss(params: Params, batch: Any) -> Array:
-    observation, action, log_old, v_old, y, advantage = batch
+    observation, action, log_old, y, advantage = batch
     log_pi = log_policy(params, observation)
     ratio = jnp.exp(chosen(log_pi, action) - log_old)
     a = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     policy_loss = -jnp.minimum(ratio * a, ratio.clip(1 - CLIP, 1 + CLIP) * a).mean()
-
-    v = critic(params, observation)
-    clipped = v_old + (v - v_old).clip(-CLIP, CLIP)
-    value_loss = jnp.maximum((v - y) ** 2, (clipped - y) ** 2).mean() / 2
+    value_loss = ((critic(params, observation) - y) ** 2).mean() / 2
     return policy_loss + value_loss + ENTROPY * (jnp.exp(log_pi) * log_pi).sum(-1).mean()
 
 
@@ -140,7 +139,7 @@ def learn(head: str, adam: Any, agent: Agent, rollout: Rollout, key: Array) -> A
     step = popart.jax.step(ART[head], agent.statistics, agent.params["head"], returns)  # Pop-Art
     agent = agent._replace(params={**agent.params, "head": step.head}, statistics=step.state)  # Pop-Art
     returns, values = step.targets, ART[head].affine(step.state).normalize(values)  # Pop-Art
-    columns = (*rollout[:3], values, returns, returns - values)
+    columns = (*rollout[:3], returns, returns - values)
     data = jax.tree.map(lambda x: x.reshape(SIZE, *x.shape[2:]), columns)
 
     def minibatch(carry: tuple[Params, Any], i: Array) -> tuple[tuple[Params, Any], None]:
