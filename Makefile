@@ -22,7 +22,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-bench: $(VENV)/.bench $(VENV)/.lab ## speed and accuracy beside peers, as ratios
+bench: $(VENV)/.dev ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.statistics
 	$(VENV)/bin/python -m benchmarks.drift
 	$(VENV)/bin/python -m benchmarks.head
@@ -31,6 +31,7 @@ bench: $(VENV)/.bench $(VENV)/.lab ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.atari
 	$(VENV)/bin/python -m benchmarks.fleet
 	$(VENV)/bin/python -m benchmarks.sklearn_regressor
+	$(VENV)/bin/python -m benchmarks.agents
 
 docs: $(VENV)/.docs ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
