@@ -33,7 +33,8 @@ class PopArtDQN(PopArtAlgorithm, DQN):
         env: The environment, as for `stable_baselines3.DQN`.
         beta: The step size of the statistics, once per gradient step; 0.001 by default.
         art: The rule that measures targets; `Moments(beta)` by default.
-        args, settings: The other arguments of `stable_baselines3.DQN`.
+        *args: Other arguments of `stable_baselines3.DQN`.
+        **settings: Other arguments of `stable_baselines3.DQN`.
     """
 
     BETA: ClassVar[float] = 1e-3

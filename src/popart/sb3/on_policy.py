@@ -72,7 +72,8 @@ class PopArtPPO(PopArtOnPolicy, PPO):
         env: The environment, as for `stable_baselines3.PPO`.
         beta: The step size of the statistics, once per rollout; 0.1 by default.
         art: The rule that measures returns; `Moments(beta)` by default.
-        args, settings: The other arguments of `stable_baselines3.PPO`.
+        *args: Other arguments of `stable_baselines3.PPO`.
+        **settings: Other arguments of `stable_baselines3.PPO`.
     """
 
     BETA: ClassVar[float] = 0.1
@@ -89,7 +90,8 @@ class PopArtA2C(PopArtOnPolicy, A2C):
         env: The environment, as for `stable_baselines3.A2C`.
         beta: The step size of the statistics, once per rollout; 0.01 by default.
         art: The rule that measures returns; `Moments(beta)` by default.
-        args, settings: The other arguments of `stable_baselines3.A2C`.
+        *args: Other arguments of `stable_baselines3.A2C`.
+        **settings: Other arguments of `stable_baselines3.A2C`.
     """
 
     BETA: ClassVar[float] = 0.01

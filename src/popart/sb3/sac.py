@@ -37,7 +37,8 @@ class PopArtSAC(PopArtOffPolicy, SAC):
         env: The environment, as for `stable_baselines3.SAC`.
         beta: The step size of the statistics, once per gradient step; 0.001 by default.
         art: The rule that measures targets and, without its shift, rewards; `Moments(beta)` by default.
-        args, settings: The other arguments of `stable_baselines3.SAC`.
+        *args: Other arguments of `stable_baselines3.SAC`.
+        **settings: Other arguments of `stable_baselines3.SAC`.
     """
 
     BETA: ClassVar[float] = 1e-3

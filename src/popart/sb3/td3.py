@@ -32,7 +32,8 @@ class PopArtTD3(PopArtOffPolicy, TD3):
         env: The environment, as for `stable_baselines3.TD3`.
         beta: The step size of the statistics, once per gradient step; 0.001 by default.
         art: The rule that measures targets; `Moments(beta)` by default.
-        args, settings: The other arguments of `stable_baselines3.TD3`.
+        *args: Other arguments of `stable_baselines3.TD3`.
+        **settings: Other arguments of `stable_baselines3.TD3`.
     """
 
     BETA: ClassVar[float] = 1e-3
