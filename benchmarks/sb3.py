@@ -11,9 +11,9 @@ quartiles over rounds of the ratio within a round.
 and evaluates it with 20 episodes, whose returns are of the rewards as they are. Runs are independent
 processes. A run that has a row in the table already is not run again. It writes the table and a figure.
 
-The settings ("tuned") follow rl-baselines3-zoo, with fewer steps for PPO and A2C, and with smaller networks and
-minibatches and fewer steps for SAC and TD3, so that all runs together take half an hour on two cores. For the
-cost alone there are also the defaults of Stable-Baselines3.
+The settings ("tuned") follow rl-baselines3-zoo, with fewer steps for PPO and A2C, and with smaller networks,
+smaller minibatches and fewer steps for SAC and TD3, so that all runs together take half an hour on two cores.
+For the cost alone there are also the defaults of Stable-Baselines3.
 """
 
 import argparse
