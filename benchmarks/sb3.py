@@ -11,8 +11,8 @@ quartiles over rounds of the ratio within a round.
 and evaluates it with 20 episodes, whose returns are of the rewards as they are. Runs are independent
 processes. A run that has a row in the table already is not run again. It writes the table and a figure.
 
-The settings ("tuned") follow rl-baselines3-zoo, with fewer steps for PPO and A2C, and with smaller networks,
-smaller minibatches and fewer steps for SAC and TD3, so that all runs together take half an hour on two cores.
+The settings ("tuned") follow rl-baselines3-zoo, with fewer steps for A2C, and with smaller networks, smaller
+minibatches and fewer steps for SAC and TD3, so that all runs together take half an hour on two cores.
 For the cost alone there are also the defaults of Stable-Baselines3.
 """
 
@@ -65,7 +65,7 @@ def linear(start: float) -> LinearSchedule:
 TUNED = {
     "PPO": Setting(
         "CartPole-v1",
-        60_000,
+        100_000,
         8,
         {
             "n_steps": 32,
@@ -234,6 +234,18 @@ def told(values: Sequence[float]) -> str:
         return ""
     each = ", ".join("NaN" if math.isnan(x) else f"{x:.0f}" for x in sorted(values))
     return f"{statistics.fmean(values):.0f} ({each})"
+
+
+def page_rows(path: Path) -> list[str]:
+    """Return the rows of the table in the how-to page, from the runs with the steps of the settings."""
+    rows = [row for row in read(path) if int(row[5]) == TUNED[row[0]].steps]
+    return [
+        f"| {name} | {'Pop-Art' if head == 'popart' else head} | "
+        + " | ".join(told(returns(rows, name, head, scale)).replace("-", "−") for scale in SCALES)
+        + " |"
+        for name in TUNED
+        for head in HEADS
+    ]
 
 
 def print_table(rows: Sequence[Sequence[str]], algorithms: Sequence[str], steps: dict[str, int]) -> None:

@@ -39,6 +39,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 import popart
 import popart.sb3
+from benchmarks.sb3 import page_rows
 from popart.sb3 import PopArtA2C, PopArtDQN, PopArtPPO, PopArtSAC, PopArtTD3, policies
 
 ALL: list[Any] = [PopArtPPO, PopArtA2C, PopArtDQN, PopArtSAC, PopArtTD3]
@@ -583,3 +584,11 @@ def test_the_programs_of_the_how_to_run(tmp_path: Path, monkeypatch: pytest.Monk
     names: dict[str, Any] = {"__name__": "how_to"}
     for block in blocks:
         exec(re.sub(r"learn\([\d_]+", "learn(64", block), names)
+
+
+def test_the_table_of_reward_scales_is_that_of_the_results() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "how-to" / "stable-baselines3.md").read_text("utf-8")
+    rows = page_rows(Path(__file__).parents[1] / "results" / "sb3_scales.csv")
+    assert len(rows) == 10
+    for row in rows:
+        assert row in page
