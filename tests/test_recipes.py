@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.test_readme import anchors
-
 ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
 
@@ -392,16 +390,3 @@ def test_tests_that_the_pages_name_exist() -> None:
     for page in HOW_TO.glob("*.md"):
         for name in re.findall(r"`(test_\w+)`", page.read_text("utf-8")):
             assert f"def {name}(" in tests, (page.name, name)
-
-
-@pytest.mark.parametrize("page", sorted(path.name for path in HOW_TO.glob("*.md")))
-def test_links_lead_to_files_and_headings_that_exist(page: str) -> None:
-    here = HOW_TO / page
-    text = re.sub(r"```.*?```", "", here.read_text("utf-8"), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        path, _, heading = link.partition("#")
-        if path.startswith("https://"):
-            continue
-        target = here.parent / path if path else here
-        assert target.exists(), link
-        assert not heading or heading in anchors(target), link

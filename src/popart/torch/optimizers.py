@@ -5,7 +5,6 @@ old units are converted to what they would have been had every gradient been in 
 gradients are multiplied by F, averages of their squares by F²; averages of steps have no unit and stay.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Literal
 from weakref import WeakKeyDictionary
@@ -90,9 +89,10 @@ def _check_type(optimizer: Optimizer, moments: Moments) -> None:
         raise _unknown(optimizer, "state")
 
 
-@functools.cache
 def _powers(kind: type[Optimizer]) -> dict[str, int]:
     """Return the powers of an optimizer's state by name; none for an unknown optimizer."""
+    if kind in POWERS:
+        return POWERS[kind]
     return {
         name: power for known, of in POWERS.items() if issubclass(kind, known) for name, power in of.items()
     }
