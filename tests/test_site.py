@@ -1,5 +1,6 @@
 """The documentation, as it is built, in a real browser."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from tests.test_docs import public_names
 
@@ -24,6 +25,11 @@ ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+IS_DARK = """() => {
+  const colour = getComputedStyle(document.body).backgroundColor;
+  return colour.match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) < 200;
+}"""
 
 FOUND = """() => {
   const main = document.querySelector("article").cloneNode(true);
@@ -108,7 +114,8 @@ def look(page: Page, url: str) -> dict[str, Any]:
     found = page.evaluate(FOUND)
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size(PHONE)  # pyright: ignore[reportArgumentType]
-    page.wait_for_timeout(50)
+    with contextlib.suppress(Error):  # what is wrong is said by the test of the colours
+        page.wait_for_function(IS_DARK, timeout=20_000)
     return found | {"dark phone": page.evaluate(FOUND)}
 
 
