@@ -1,6 +1,6 @@
 """SAC on Pendulum, with and without Pop-Art, for rewards of any size.
 
-    pip install popart-learn[torch] gymnasium
+    pip install "popart-learn[torch]" gymnasium
     python examples/sac.py [--head popart|linear] [--reward-scale 1e4] [--seed 0] [--steps 5000]
 
 The lines that Pop-Art adds or changes end with `# Pop-Art`; docs/how-to/sac.md explains them. `--head linear`
