@@ -79,8 +79,8 @@ def rescale_moments(
         ...
         updates, opt_state = optimizer.update(gradients, opt_state, params, change=change)
 
-    Where one `step` is followed by several gradient steps, as in PPO, the first has `change=change` and the
-    others have `change=None`: the units are those of the gradient step before. `change` may not be left out.
+    Where several gradient steps follow one `step`, as in PPO, give `change=change` to the first and
+    `change=None` to the others.
 
     Optimizers whose moments cannot be rescaled are refused by `init`: LBFGS, Adafactor, SM3, NovoGrad,
     LARS, Lookahead and any optimizer that is not Optax's.
@@ -110,8 +110,8 @@ def rescale_moments(
     ) -> tuple[Tree, Any]:
         if change is MISSING:
             raise ValueError(
-                "change is missing; give update(..., change=change) what popart.jax.step gave, or None if the "
-                "head was not updated since the last call"
+                "change is missing; give update(..., change=change) what popart.jax.step gave, or None if "
+                "the head was not updated since the last call"
             )
         if change is not None and moments != "keep":
             fresh = inner.init(updates if params is None else params) if moments == "reset" else state
