@@ -201,7 +201,8 @@ def metadata_of(built: Path) -> importlib.metadata.PathDistribution:
 @pytest.mark.slow
 @pytest.mark.xdist_group("built")
 def test_the_description_on_pypi_is_the_readme_with_links_to_its_tag(built: Path) -> None:
-    description = str(metadata_of(built).metadata.get_payload())
+    description = metadata_of(built).metadata.json["description"]
+    assert isinstance(description, str)
     links = re.findall(r"\]\((.*?)\)", description)
     repository = PROJECT["urls"]["Source"]
     raw = repository.replace("github.com", "raw.githubusercontent.com")
