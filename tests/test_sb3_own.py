@@ -12,21 +12,26 @@ These are its tests of saving and loading, callbacks, predictions, modes of trai
 - `test_eval_success_logging`: it asks for more than two successes in five episodes, after a hundred gradient
   steps with seed 0. Of the seeds 0 to 19, `DQN` reaches that with 18, and `PopArtDQN` with 16, not with 0.
 
-Tests of files of older versions run, and pass.
+Tests of files of older versions run, and pass. Also from the package index: the settings of rl_zoo3.
 """
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stable_baselines3
+import yaml
 
 import popart.sb3
+from benchmarks.sb3 import SHORTENED, TUNED
 
 ROOT = Path(__file__).parents[1]
 FILES = ("save_load", "callbacks", "predict", "train_eval_mode")
@@ -37,17 +42,22 @@ LEFT_OUT = (
 )
 
 
+def download(wanted: str, folder: Path, *options: str) -> Path:
+    """Return the file of a distribution, from the package index."""
+    pip = (sys.executable, "-m", "pip", "download", "--no-deps", *options, "--dest", str(folder))
+    ended = subprocess.run([*pip, wanted], capture_output=True, text=True)
+    assert ended.returncode == 0, f"{wanted} was not downloaded: {ended.stderr}"
+    (file,) = folder.iterdir()
+    return file
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source archive of the version that is installed, from the package index."""
+    """The source archive of the version that is installed."""
     folder = tmp_path_factory.mktemp("sources")
     wanted = f"stable-baselines3=={stable_baselines3.__version__}"
-    pip = (sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--dest", folder)
-    ended = subprocess.run([*pip, wanted], capture_output=True, text=True)
-    assert ended.returncode == 0, f"the source archive of {wanted} was not downloaded: {ended.stderr}"
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
+    with tarfile.open(download(wanted, folder, "--no-binary", ":all:")) as archive:
+        archive.extractall(folder, filter="data")
     (unpacked,) = (path for path in folder.iterdir() if path.is_dir())
     return unpacked
 
@@ -80,3 +90,33 @@ def test_tests_of_stable_baselines3_for_saving_callbacks_and_modes_pass(sources:
 def test_tests_of_stable_baselines3_for_evaluation_pass(sources: Path) -> None:
     found = passed(sources, "tests/test_utils.py", "-k", "evaluate")
     assert len(found) >= 4
+
+
+def settings(algorithm: str) -> dict[str, Any]:
+    """Return the settings of the benchmark as rl_zoo3 writes them."""
+    ours = TUNED[algorithm]
+    found: dict[str, Any] = {"n_timesteps": ours.steps, "n_envs": ours.copies}
+    for name, value in ours.arguments.items():
+        if name == "action_noise":
+            found |= {"noise_type": "normal", "noise_std": value._sigma.item()}
+        else:
+            found[name] = f"lin_{value(1.0):g}" if callable(value) else value
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", TUNED)
+def test_settings_of_the_benchmark_are_those_of_rl_zoo3_but_for_named_exceptions(
+    algorithm: str, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(download("rl_zoo3==2.9.2", tmp_path)) as wheel:
+        text = wheel.read(f"rl_zoo3/hyperparams/{algorithm.lower()}.yml").decode()
+    theirs = yaml.safe_load(text)[TUNED[algorithm].environment]
+    assert theirs.pop("policy") == "MlpPolicy"
+    if "policy_kwargs" in theirs:
+        theirs["policy_kwargs"] = eval(theirs["policy_kwargs"], {"dict": dict})
+    ours = settings(algorithm)
+    parameters = inspect.signature(getattr(stable_baselines3, algorithm)).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()} | {"n_envs": 1}
+    both = {name: tuple({**defaults, **each}[name] for each in (ours, theirs)) for name in ours | theirs}
+    assert {name: (x, y) for name, (x, y) in both.items() if x != y} == SHORTENED.get(algorithm, {})
