@@ -11,9 +11,9 @@ quartiles over rounds of the ratio within a round.
 and evaluates it with 20 episodes, whose returns are of the rewards as they are. Runs are independent
 processes. A run that has a row in the table already is not run again. It writes the table and a figure.
 
-The settings ("tuned") follow rl-baselines3-zoo, with fewer steps for A2C, and with smaller networks, smaller
-minibatches and fewer steps for SAC and TD3, so that all runs together take half an hour on two cores.
-For the cost alone there are also the defaults of Stable-Baselines3.
+The settings ("tuned") are those of rl_zoo3 2.9.2 for PPO and DQN. The others are shorter and smaller, so that
+all runs together take half an hour on two cores; what differs from rl_zoo3 is in `SHORTENED`. For the cost
+alone there are also the defaults of Stable-Baselines3.
 """
 
 import argparse
@@ -115,6 +115,23 @@ TUNED = {
         },
     ),
 }
+SHORTENED: dict[str, dict[str, tuple[Any, Any]]] = {
+    "A2C": {"n_timesteps": (150_000, 500_000)},
+    "SAC": {
+        "n_timesteps": (6_000, 20_000),
+        "batch_size": (128, 256),
+        "policy_kwargs": ({"net_arch": [64, 64]}, None),
+    },
+    "TD3": {
+        "n_timesteps": (8_000, 20_000),
+        "buffer_size": (1_000_000, 200_000),
+        "learning_starts": (1_000, 10_000),
+        "batch_size": (128, 256),
+        "policy_kwargs": ({"net_arch": [64, 64]}, {"net_arch": [400, 300]}),
+    },
+}
+"""Settings that differ from those of rl_zoo3 2.9.2, by its names: ours, and its own or the default."""
+
 DEFAULTS = {name: Setting(setting.environment, setting.steps) for name, setting in TUNED.items()}
 
 
@@ -293,7 +310,8 @@ def scales(options: argparse.Namespace) -> None:
     steps = {run.algorithm: run.steps for run in todo}
     write_manifest(
         options.path,
-        settings="rl-baselines3-zoo, shortened; see benchmarks/sb3.py",
+        settings="rl_zoo3 2.9.2, with exceptions",
+        exceptions={name: SHORTENED[name] for name in options.algorithms if name in SHORTENED},
         steps=steps,
         beta={name: getattr(popart.sb3, f"PopArt{name}").BETA for name in options.algorithms},
         seeds=list(SEEDS),

@@ -1,6 +1,6 @@
 """Double DQN on CartPole, with and without Pop-Art, for rewards of any size.
 
-    pip install popart-learn[torch] gymnasium
+    pip install "popart-learn[torch]" gymnasium
     python examples/dqn.py [--head popart|linear] [--reward-scale 1e4] [--seed 0] [--steps 20000]
 
 The lines that Pop-Art adds or changes end with `# Pop-Art`; docs/how-to/dqn.md explains them. `--head linear`

@@ -1,6 +1,6 @@
 """Double DQN on CartPole in JAX, with and without Pop-Art, for rewards of any size: training is one program.
 
-    pip install popart-learn[jax] gymnax
+    pip install "popart-learn[jax]" gymnax six
     python examples/dqn_jax.py [--head popart|linear] [--reward-scale 1e4] [--seed 0] [--steps 130000]
 
 The lines that Pop-Art adds or changes end with `# Pop-Art`. `--head linear` is the same agent without it:

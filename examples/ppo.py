@@ -1,6 +1,6 @@
 """PPO on CartPole, with and without Pop-Art, for rewards of any size.
 
-    pip install popart-learn[torch] gymnasium
+    pip install "popart-learn[torch]" gymnasium
     python examples/ppo.py [--head popart|linear] [--reward-scale 1e4] [--seed 0] [--steps 65536]
 
 The lines that Pop-Art adds or changes end with `# Pop-Art`; docs/how-to/ppo.md explains them. `--head linear`

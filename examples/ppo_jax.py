@@ -1,6 +1,6 @@
 """PPO on CartPole in JAX, with and without Pop-Art, for rewards of any size: all of training is one program.
 
-    pip install popart-learn[jax] gymnax
+    pip install "popart-learn[jax]" gymnax six
     python examples/ppo_jax.py [--head popart|linear] [--reward-scale 1e4] [--seed 0] [--steps 65536]
 
 The lines that Pop-Art adds or changes end with `# Pop-Art`; docs/how-to/ppo.md explains them. `--head linear`

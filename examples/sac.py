@@ -1,6 +1,6 @@
 """SAC on Pendulum, with and without Pop-Art, for rewards of any size.
 
-    pip install popart-learn[torch] gymnasium
+    pip install "popart-learn[torch]" gymnasium
     python examples/sac.py [--head popart|linear] [--reward-scale 1e4] [--seed 0] [--steps 5000]
 
 The lines that Pop-Art adds or changes end with `# Pop-Art`; docs/how-to/sac.md explains them. `--head linear`
@@ -82,9 +82,10 @@ class Transitions(NamedTuple):
 
 
 class Agent:
-    """An actor, two critics with target networks, and the entropy coefficient α, in normalised units."""
+    """An actor, two critics with target networks, and the entropy coefficient α."""
 
     def __init__(self, head: str) -> None:
+        self.art, self.rewards = ART[head], ART[head].init()  # Pop-Art
         self.actor = Actor()
         self.critics = [Critic(head), Critic(head)]
         self.targets = copy.deepcopy(self.critics)
@@ -94,9 +95,15 @@ class Agent:
         self.actor_optimizer = Adam(self.actor.parameters(), lr=LEARNING_RATE)
         self.alpha_optimizer = Adam([self.log_alpha], lr=LEARNING_RATE)
 
+    def alpha(self) -> Tensor:
+        """Return α in the units of the rewards."""
+        std, mean = self.art.affine(self.rewards)  # Pop-Art
+        return torch.hypot(std, mean) * self.log_alpha.detach().exp()  # Pop-Art
+
 
 def learn(agent: Agent, batch: Transitions) -> None:
     """Train the critics, then the actor and α, then move the target networks."""
+    agent.rewards = agent.art.update(agent.rewards, batch.reward)  # Pop-Art
     train_critics(agent, batch)
     train_actor(agent, batch)
     for target, critic in zip(agent.targets, agent.critics, strict=True):
@@ -106,12 +113,9 @@ def learn(agent: Agent, batch: Transitions) -> None:
 def train_critics(agent: Agent, batch: Transitions) -> None:
     """Take a step on the squared errors of both critics, with targets that contain the policy's entropy."""
     with torch.no_grad():
-        alpha = agent.log_alpha.exp()
         action, log_pi = agent.actor(batch.next_observation)
         q = least(target(batch.next_observation, action) for target in agent.targets)
-        # Both critics learn from the same targets, so they have the same scale.
-        alpha = agent.critics[0].head.scale * alpha  # Pop-Art
-        y = batch.reward + batch.discount * (q - alpha * log_pi)
+        y = batch.reward + batch.discount * (q - agent.alpha() * log_pi)
     loss = torch.zeros(())
     for critic in agent.critics:
         h = critic.features(batch.observation, batch.action)
@@ -122,12 +126,12 @@ def train_critics(agent: Agent, batch: Transitions) -> None:
 
 def train_actor(agent: Agent, batch: Transitions) -> None:
     """Take a step towards actions of high value and high entropy, and one of α towards `ENTROPY`."""
-    alpha = agent.log_alpha.exp()
     action, log_pi = agent.actor(batch.observation)
     q = least(critic(batch.observation, action) for critic in agent.critics)
-    q = agent.critics[0].head.normalize(q)  # Pop-Art
-    step(agent.actor_optimizer, (alpha.detach() * log_pi - q).mean())
-    step(agent.alpha_optimizer, -alpha * (log_pi.detach().mean() + ENTROPY))
+    loss = (agent.alpha() * log_pi - q).mean()
+    loss = agent.critics[0].head.normalize(loss)  # Pop-Art
+    step(agent.actor_optimizer, loss)
+    step(agent.alpha_optimizer, -agent.log_alpha.exp() * (log_pi.detach().mean() + ENTROPY))
 
 
 def least(values: Iterable[Tensor]) -> Tensor:

@@ -1,5 +1,6 @@
 """What an optimizer remembers means the same after the head was rescaled, in PyTorch and in Optax."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -281,6 +282,26 @@ def test_in_optax_moments_can_be_kept_or_reset() -> None:
         after: Any
         _, after = optimizer.update(jax.tree.map(jnp.zeros_like, params), memory, params, change=change)
         np.testing.assert_allclose(after[0].mu["w"], factor * memory[0].mu["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("moments", ["rescale", "keep", "reset"])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_in_optax_a_step_without_a_change_is_that_of_the_optimizer_alone(
+    moments: Literal["rescale", "keep", "reset"], jitted: bool
+) -> None:
+    """PPO takes several gradient steps after one update; moments are rescaled, or reset, in the first."""
+    params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
+    plain, optimizer = optax.adam(0.1), popart.jax.rescale_moments(optax.adam(0.1), lambda p: p, moments)
+    state, head, _, _ = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0))
+    change = popart.jax.step(ART, state, head, 100 * jnp.arange(4.0)).change
+    gradients = [jax.tree.map(lambda x, i=i: x + i, params) for i in range(1, 4)]
+    _, memory = optimizer.update(gradients[0], optimizer.init(params), params, change=change)
+    update = functools.partial(optimizer.update, change=None)
+    for g in gradients[1:]:
+        found = (jax.jit(update) if jitted else update)(g, memory, params)
+        expected = plain.update(g, memory, params)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, expected)
+        _, memory = found
 
 
 def test_in_optax_reset_moments_have_their_initial_values() -> None:

@@ -192,14 +192,32 @@ def test_wheel_and_sdist_are_built_and_pass_the_index_checks(built: Path) -> Non
     } <= inside
 
 
+def metadata_of(built: Path) -> importlib.metadata.PathDistribution:
+    (path,) = built.glob("*.whl")
+    (folder,) = (folder for folder in zipfile.Path(path).iterdir() if folder.name.endswith(".dist-info"))
+    return importlib.metadata.PathDistribution(folder)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("built")
+def test_the_description_on_pypi_is_the_readme_with_links_to_its_tag(built: Path) -> None:
+    description = metadata_of(built).metadata.json["description"]
+    assert isinstance(description, str)
+    links = re.findall(r"\]\((.*?)\)", description)
+    repository = PROJECT["urls"]["Source"]
+    raw = repository.replace("github.com", "raw.githubusercontent.com")
+    tag = f"v{popart.__version__}"
+    assert f"{raw}/{tag}/docs/scale.png" in links
+    assert f"{repository}/blob/{tag}/docs/tutorial/index.md" in links
+    assert all(link.startswith("https://") for link in links)
+    back = re.sub(rf"\]\((?:{raw}/|{repository}/blob/){tag}/", "](", description)
+    assert back == (ROOT / "README.md").read_text("utf-8")
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("built")
 def test_the_metadata_of_the_wheel_have_every_extra(built: Path) -> None:
-    (path,) = built.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
-        metadata = importlib.metadata.PathDistribution(zipfile.Path(archive, f"{Path(name).parent}/"))  # pyright: ignore[reportArgumentType]
-        requires = [Requirement(text) for text in metadata.requires or []]
+    requires = [Requirement(text) for text in metadata_of(built).requires or []]
     for extra in EXTRAS:
         asked = [r.name for r in requires if r.marker and r.marker.evaluate({"extra": extra})]
         assert set(map(canonicalize_name, asked)) == required(extra)

@@ -1,19 +1,8 @@
 """The algorithms of `popart.sb3`, against the real Stable-Baselines3.
 
-Claims of its own tests of saving, loading, callbacks and evaluation that are tested here for our classes:
-
-- test_save_load.py: parameters, predictions and training after save and load; errors of `set_parameters`;
-  `set_env`, also after loading and with another number of environments; `exclude` and `include`; the
-  entropy coefficient of SAC; the replay buffer; a policy and a Q-network saved alone; images; `policy_kwargs`
-  that differ are refused; schedules; a changed target update interval; files, paths and streams.
-- test_callbacks.py: evaluation, checkpoints, events, the end of training by a callback; several environments.
-- test_utils.py, test_predict.py: `evaluate_policy` of a model and of its policy; predictions of all shapes.
-- test_train_eval_mode.py: batch norm statistics of a target network are copied.
-
-These do not apply: DDPG, which has no class here; `open_path`, pickling and spaces, which we do not change;
-files of versions before 2.9, which no model with Pop-Art was saved with; partial state dictionaries that
-leave out the statistics of a head, which we refuse on purpose (`test_statistics_cannot_be_left_out`), and
-dictionaries of random numbers, because statistics contain counts and must agree with the scale.
+Its own tests of saving, loading, callbacks and evaluation run with our classes in test_sb3_own.py, which says
+which of them do not apply. Files of models that were trained without Pop-Art are refused, and so are state
+dictionaries that leave out the statistics of a head (`test_statistics_cannot_be_left_out`).
 """
 
 import io
@@ -514,6 +503,13 @@ def test_the_entropy_of_sac_is_in_units_of_the_rewards() -> None:
     penalty = torch.randn(8, 1)
     losses = [model._actor_loss(data, data.actions, x) for x in (penalty, 0 * penalty)]
     torch.testing.assert_close(losses[0] - losses[1], (rho / sigma * penalty).mean())
+
+
+def test_a_fixed_entropy_coefficient_fits_rewards_of_any_scale() -> None:
+    one, other = (make(PopArtSAC, scale=scale, ent_coef=0.5).learn(120) for scale in (1.0, 2.0**20))
+    a, b = parameters(one), parameters(other)
+    without_units = [name for name in a if not UNITS.search(name)]
+    assert_same({name: a[name] for name in without_units}, {name: b[name] for name in without_units})
 
 
 class Unknown(torch.optim.Optimizer):

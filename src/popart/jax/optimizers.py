@@ -62,6 +62,9 @@ MAKERS = {
 }
 """The functions of Optax that make transformations with each of them."""
 
+MISSING: Any = object()
+"""The value of `change` where it was forgotten, which is not the same as None."""
+
 NORMALIZES_WITHOUT_STATE = {"normalize_by_update_norm", "scale_by_sign", "scale_by_trust_ratio"}
 REMEMBERS = {"apply_every", "ema", "trace"}
 
@@ -75,6 +78,9 @@ def rescale_moments(
         state, head, y, change = popart.jax.step(art, state, params["head"], targets)
         ...
         updates, opt_state = optimizer.update(gradients, opt_state, params, change=change)
+
+    Where several gradient steps follow one `step`, as in PPO, give `change=change` to the first and
+    `change=None` to the others.
 
     Optimizers whose moments cannot be rescaled are refused by `init`: LBFGS, Adafactor, SM3, NovoGrad,
     LARS, Lookahead and any optimizer that is not Optax's.
@@ -100,11 +106,14 @@ def rescale_moments(
         return state
 
     def update(
-        updates: Tree, state: Any, params: Tree = None, *, change: Change | None = None, **extra: Any
+        updates: Tree, state: Any, params: Tree = None, *, change: Change | None = MISSING, **extra: Any
     ) -> tuple[Tree, Any]:
-        if change is None:
-            raise ValueError("change is missing; give update(..., change=change) what popart.jax.step gave")
-        if moments != "keep":
+        if change is MISSING:
+            raise ValueError(
+                "change is missing; give update(..., change=change) what popart.jax.step gave, or None if "
+                "the head was not updated since the last call"
+            )
+        if change is not None and moments != "keep":
             fresh = inner.init(updates if params is None else params) if moments == "reset" else state
             state = _Follow(updates, head, change, moments, names).through(state, fresh)
         return inner.update(updates, state, params, **extra)

@@ -1,0 +1,24 @@
+"""A plugin of pytest: programs that import an algorithm of Stable-Baselines3 get ours instead.
+
+Its tests replace each tensor of a state dictionary by `torch.rand_like`, which PyTorch has for floating-point
+tensors alone. The counts of our statistics are integers, and get random integers.
+"""
+
+from typing import Any
+
+import stable_baselines3
+import torch
+
+import popart.sb3
+
+for ours in popart.sb3.__all__:
+    setattr(stable_baselines3, ours.removeprefix("PopArt"), getattr(popart.sb3, ours))
+
+of_floats = torch.rand_like
+
+
+def rand_like(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    return of_floats(x, **options) if x.is_floating_point() else x + torch.randint_like(x, 1, 9)
+
+
+torch.rand_like = rand_like
