@@ -71,19 +71,19 @@ def _parse(program: str, commands: Mapping[str, str], description: str, argument
 
     name, *options = arguments or ["--help"]
     if name.startswith("-"):
-        known = {name: _load(path) for name, path in commands.items()}
+        known = {name: load(path) for name, path in commands.items()}
         help_ = arguments or ["--help"]
         tyro.extras.subcommand_cli_from_dict(known, prog=program, description=description, args=help_)
     if name not in commands:
         near, known = nearest(name, commands), ", ".join(commands)
         _exit(f"there is no command {name!r}{near} Commands of {program} are {known}", 2)
-    found = _load(commands[name])
+    found = load(commands[name])
     if subcommands := getattr(found, "SUBCOMMANDS", None):
         return _parse(f"{program} {name}", subcommands, inspect.getdoc(found) or "", options)
     return tyro.cli(found, prog=f"{program} {name}", args=options)
 
 
-def _load(path: str) -> Any:
+def load(path: str) -> Any:
     """Import the class of a command, and nothing of the others."""
     module, attribute = path.split(":")
     return getattr(importlib.import_module(module), attribute)

@@ -5,6 +5,7 @@ that is resumed on other machines keeps its fleets, and ends with the same table
 """
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,9 @@ class Folder:
     """A campaign as `campaign.json` has it."""
 
     path: Path
+    id: str
+    """By which machines recognise it."""
+
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     fleets: Sequence[Sequence[str]]
@@ -59,7 +63,7 @@ class Folder:
         """Describe a campaign that is not on disk yet."""
         assert train.out is not None
         names = [[member.name for member in fleet] for fleet in fleets]
-        return cls(train.out, _plain(train), versions(), names, command, now())
+        return cls(train.out, uuid.uuid4().hex, _plain(train), versions(), names, command, now())
 
     def write(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from popart.lab.campaign.config import AGAIN, Start
 from popart.lab.campaign.folder import Folder
@@ -38,7 +39,7 @@ class Here:
         at_once = command.machines.at_once
         gpus = _gpus(command.machines.gpus)
         self._slots = [
-            _Slot(_share(sorted(self._all), at_once, i), gpus[i % len(gpus)] if gpus else None)
+            _Slot(_share(sorted(self._all), at_once, i, command.machines.cores), _gpu(gpus, i))
             for i in range(at_once)
         ]
         (self._path / "logs").mkdir(exist_ok=True)
@@ -67,7 +68,7 @@ class Here:
             pin(self._all)
         slot.fleet = fleet
 
-    def _log(self, fleet: int):
+    def _log(self, fleet: int) -> Path:
         return self._path / "logs" / f"fleet-{fleet}.log"
 
     def wait(self, seconds: float) -> Iterable[tuple[int, Result]]:
@@ -106,11 +107,15 @@ class Here:
                 process.kill()
 
 
-def _share(cores: list[int], parts: int, i: int) -> set[int]:
+def _share(cores: list[int], parts: int, i: int, most: int | None) -> set[int]:
     """Return the cores of one of several workers; with more workers than cores, they take turns."""
     if parts >= len(cores):
         return {cores[i % len(cores)]}
-    return set(cores[i * len(cores) // parts : (i + 1) * len(cores) // parts])
+    return set(cores[i * len(cores) // parts : (i + 1) * len(cores) // parts][:most])
+
+
+def _gpu(gpus: list[str], i: int) -> str | None:
+    return gpus[i % len(gpus)] if gpus else None
 
 
 def _gpus(number: int) -> list[str]:

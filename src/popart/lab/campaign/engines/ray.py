@@ -41,28 +41,32 @@ class RayEngine:
 
     def _checked(self, campaign: Folder) -> list[str]:
         """Ask each node for its versions, and whether it sees the campaign; return the nodes' identifiers."""
-        content = (self._path / NAME).read_text(encoding="utf-8")
         probe = self._ray.remote(num_cpus=0, max_retries=0)(_probe())
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        asked = {
-            node["NodeID"]: probe.options(
-                scheduling_strategy=self._affinity(node["NodeID"], soft=False)
-            ).remote(str(self._path / NAME))
-            for node in nodes
-        }
-        for node in nodes:
-            name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
-            try:
-                versions, seen = self._ray.get(asked[node["NodeID"]], timeout=PROBED)
-            except self._ray.exceptions.RayError as error:
-                raise LabError(f"the node {name} does not answer: {_first_line(error)}") from error
-            check_versions(f"the node {name}", versions, campaign.versions)
-            if seen != content:
-                raise LabError(
-                    f"the node {name} does not see this campaign in {self._path}; give an --out that all "
-                    "nodes share at the same path"
-                )
-        return [node["NodeID"] for node in nodes]
+        asked = {}
+        for node in self._alive():
+            there = probe.options(scheduling_strategy=self._affinity(node, soft=False))
+            asked[node] = there.remote(str(self._path / NAME))
+        return [node for node, answer in asked.items() if self._check(node, answer, campaign)]
+
+    def _check(self, node: str, answer: Any, campaign: Folder) -> bool:
+        """Return whether a node lives; refuse it if its versions differ or it does not see the campaign."""
+        found = next(each for each in self._ray.nodes() if each["NodeID"] == node)
+        name = f"the node {found['NodeManagerHostname']} ({found['NodeManagerAddress']}, {node[:8]})"
+        try:
+            versions, seen = self._ray.get(answer, timeout=PROBED)
+        except self._ray.exceptions.TaskUnschedulableError:  # it died a moment ago
+            return False
+        except self._ray.exceptions.RayError as error:
+            if node not in self._alive():
+                return False
+            raise LabError(f"{name} does not answer: {_first_line(error)}") from error
+        check_versions(name, versions, campaign.versions)
+        if seen != campaign.id:
+            raise LabError(
+                f"{name} does not see this campaign in {self._path}; give an --out that all nodes share at "
+                "the same path"
+            )
+        return True
 
     def _affinity(self, node: str, *, soft: bool) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -74,7 +78,7 @@ class RayEngine:
         return True
 
     def submit(self, fleet: int, avoid: str | None) -> None:
-        others = [node for node in self._alive() if node != avoid]
+        others = [node for node in self._alive() if node in self._nodes and node != avoid]
         task = self._task
         if avoid is not None and others:
             node = others[fleet % len(others)]
@@ -82,16 +86,13 @@ class RayEngine:
         self._fleets[task.remote(str(self._path), fleet, self._tries)] = fleet
 
     def _alive(self) -> list[str]:
-        return [
-            node["NodeID"] for node in self._ray.nodes() if node["Alive"] and node["NodeID"] in self._nodes
-        ]
+        return [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
 
     def wait(self, seconds: float) -> Iterable[tuple[int, Result]]:
-        ready, _ = (
-            self._ray.wait(list(self._fleets), num_returns=1, timeout=seconds) if self._fleets else ([], [])
-        )
         if not self._fleets:
             time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(self._fleets), num_returns=1, timeout=seconds)
         return [(self._fleets.pop(task), self._result(task)) for task in ready]
 
     def _result(self, task: Any) -> Result:
@@ -102,11 +103,11 @@ class RayEngine:
 
     def close(self) -> None:
         """Interrupt the tasks, which then save, and disconnect."""
-        for task in self._fleets:
+        tasks = list(self._fleets)
+        for task in tasks:
             self._ray.cancel(task, force=False, recursive=False)
-        self._ray.wait(
-            list(self._fleets), num_returns=len(self._fleets), timeout=PATIENCE
-        ) if self._fleets else None
+        if tasks:
+            self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)
         self._ray.shutdown()
 
 
@@ -139,6 +140,7 @@ def _task() -> Callable[[str, int, int], tuple[str, str, str]]:
 
 def _probe() -> Callable[[str], tuple[dict[str, str], str]]:
     def probe(path: str) -> tuple[dict[str, str], str]:
+        import json
         from pathlib import Path
 
         try:
@@ -153,8 +155,8 @@ def _probe() -> Callable[[str], tuple[dict[str, str], str]]:
             except ImportError:
                 found = {"popart-learn": "not installed"}
         try:
-            return found, Path(path).read_text(encoding="utf-8")
-        except OSError:
+            return found, json.loads(Path(path).read_text(encoding="utf-8"))["id"]
+        except (OSError, ValueError, KeyError):
             return found, ""
 
     return probe
