@@ -30,6 +30,7 @@ bench: $(VENV)/.dev ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.regression
 	$(VENV)/bin/python -m benchmarks.atari
 	$(VENV)/bin/python -m benchmarks.fleet
+	$(VENV)/bin/python -m benchmarks.campaign
 	$(VENV)/bin/python -m benchmarks.sklearn_regressor
 	$(VENV)/bin/python -m benchmarks.agents
 

@@ -147,16 +147,20 @@ class Option(NamedTuple):
 
 @functools.cache
 def commands() -> str:
-    """Return the description and the options of each command, as Markdown."""
-    from popart.lab.cli import COMMANDS
+    """Return the description and the options of each command and subcommand, as Markdown."""
+    from popart.lab.cli import COMMANDS, load
 
-    return "\n\n".join(command(name) for name in COMMANDS)
+    parts = []
+    for name, path in COMMANDS.items():
+        parts.append(command(name))
+        parts += [command(f"{name} {each}", "###") for each in getattr(load(path), "SUBCOMMANDS", ())]
+    return "\n\n".join(parts)
 
 
-def command(name: str) -> str:
-    """Return the section of one command."""
+def command(name: str, level: str = "##") -> str:
+    """Return the section of one command; a subcommand has two words."""
     usage, description, sections = parse_help(help_of(name))
-    parts = [f"## `popart {name}` {{#{name}}}", f"```text\n{usage}\n```", description]
+    parts = [f"{level} `popart {name}` {{#{name.replace(' ', '-')}}}", f"```text\n{usage}\n```", description]
     for title, (about, options) in sections.items():
         if len(sections) > 1:
             parts.append(f"**{title.capitalize()}.** {about}".strip())
@@ -176,7 +180,7 @@ def help_of(name: str) -> str:
 
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with wide_terminal(), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     printed.seek(0)
     return re.sub(r"\x1b\[[0-9;]*m", "", printed.read())
 

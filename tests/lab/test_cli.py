@@ -40,7 +40,7 @@ def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[
     ("arguments", "words"),
     [
         (["regresion"], ["'regresion'", "did you mean 'regression'?", "histograms"]),
-        (["xyz"], ["there is no command 'xyz'.", "Commands are reproduce"]),
+        (["xyz"], ["there is no command 'xyz'.", "Commands of popart are reproduce"]),
         (["regression", "--sed", "1"], ["--sed", "--seed"]),
         (
             ["regression", "--methods", "popat"],

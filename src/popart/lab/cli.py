@@ -1,8 +1,10 @@
 """The command `popart`."""
 
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +21,7 @@ COMMANDS = {
     "watch": "popart.lab.play.config:Watch",
     "norms": "popart.lab.experiments.gradient_norms.config:Norms",
     "paper": "popart.lab.experiments.atari_scores.config:Paper",
+    "campaign": "popart.lab.campaign.cli:Campaign",
     "plot": "popart.lab.plot:Plot",
     "report": "popart.lab.report:Report",
     "diagnose": "popart.lab.diagnose:Diagnose",
@@ -43,32 +46,46 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"popart {popart.__version__}")
         return
     try:
-        import tyro
+        import tyro  # noqa: F401
     except ImportError:
         _exit('the laboratory is not installed; install it with: pip install "popart-learn[lab]"', 2)
-    from popart.lab.checks import LabError, nearest
+    from popart.lab.checks import LabError
 
-    name, *options = arguments
-    if name.startswith("-"):
-        commands = {name: _load(name) for name in COMMANDS}
-        tyro.extras.subcommand_cli_from_dict(commands, prog="popart", description=DESCRIPTION, args=arguments)
-    if name not in COMMANDS:
-        _exit(f"there is no command {name!r}{nearest(name, COMMANDS)} Commands are {', '.join(COMMANDS)}", 2)
-    command = tyro.cli(_load(name), prog=f"popart {name}", args=options)
+    command = _parse("popart", COMMANDS, DESCRIPTION, arguments)
     try:
         _show(command.run())
     except LabError as error:
         _exit(str(error), 2)
     except KeyboardInterrupt:
-        again = "start over" if name in NOT_RESUMED else "resume"
+        again = "start over" if arguments[0] in NOT_RESUMED else "resume"
         message = f"popart: Interrupted. Run the same command again to {again}."
         print(message, file=sys.stderr, flush=True)
         os._exit(130)  # threads may be in the middle of a long computation; do not wait for them
 
 
-def _load(name: str) -> Any:
+def _parse(program: str, commands: Mapping[str, str], description: str, arguments: list[str]) -> Any:
+    """Build a command from its arguments, the first of which is its name."""
+    import tyro
+
+    from popart.lab.checks import nearest
+
+    name, *options = arguments or ["--help"]
+    if name.startswith("-"):
+        known = {name: load(path) for name, path in commands.items()}
+        help_ = arguments or ["--help"]
+        tyro.extras.subcommand_cli_from_dict(known, prog=program, description=description, args=help_)
+    if name not in commands:
+        near, known = nearest(name, commands), ", ".join(commands)
+        _exit(f"there is no command {name!r}{near} Commands of {program} are {known}", 2)
+    found = load(commands[name])
+    if subcommands := getattr(found, "SUBCOMMANDS", None):
+        return _parse(f"{program} {name}", subcommands, inspect.getdoc(found) or "", options)
+    return tyro.cli(found, prog=f"{program} {name}", args=options)
+
+
+def load(path: str) -> Any:
     """Import the class of a command, and nothing of the others."""
-    module, attribute = COMMANDS[name].split(":")
+    module, attribute = path.split(":")
     return getattr(importlib.import_module(module), attribute)
 
 

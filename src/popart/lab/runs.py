@@ -38,6 +38,10 @@ class Command(Dataclass, Protocol):
     def out(self) -> Path: ...
 
 
+class InUseError(LabError):
+    """Another process has the run folder open."""
+
+
 class Run:
     """The folder of one run, locked by one process while it is open."""
 
@@ -89,7 +93,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise LabError(
+            raise InUseError(
                 f"{self.folder} is in use by another process; wait for it, or give another --out"
             ) from None
         except OSError as error:

@@ -56,14 +56,15 @@ def member_bytes(member: Member, replay_size: int | None = None) -> int:
     return int((replay_size or member.replay_size) * (observation + 11) + agent)
 
 
-def fleets(members: Sequence[Member], room: Room) -> list[list[Member]]:
-    """Group members that share a program into fleets that fit into memory."""
+def fleets(members: Sequence[Member], room: Room, at_once: int = 1) -> list[list[Member]]:
+    """Group members that share a program into fleets that fit into memory, for `at_once` machines."""
     planned: list[list[Member]] = []
     programs = list(dict.fromkeys(member.program for member in members))
     for _, group in groupby(sorted(members, key=lambda m: programs.index(m.program)), lambda m: m.program):
         together = list(group)
         check_replay(together[0], room)
-        parts = math.ceil(len(together) / capacity(together[0], room))
+        busy = min(len(together), math.ceil(at_once / len(programs)))
+        parts = max(busy, math.ceil(len(together) / capacity(together[0], room)))
         planned += [list(part) for part in np.array_split(np.array(together, object), parts)]
     return planned
 
@@ -107,15 +108,16 @@ def _fit(member: Member, where: str, copies: int, free: int) -> None:
     )
 
 
-def expected_rate(fleet: Sequence[Member], room: Room) -> float:
+def expected_rate(fleet: Sequence[Member], room: Room, machine_cores: int | None = None) -> float:
     """Return the expected frames per second of a fleet, from rates that were measured."""
+    available = machine_cores or cores()
     if not fleet[0].is_atari:
         return SMALL_FRAMES_PER_SECOND * len(fleet) ** 0.6
-    emulators = FRAMES_PER_CORE * (fleet[0].threads or cores())
+    emulators = FRAMES_PER_CORE * (fleet[0].threads or available)
     frames_per_update = 4 * fleet[0].schedule.steps_per_update
     if room.on_gpu:
         return min(emulators, frames_per_update * UPDATES_PER_SECOND["gpu"])
-    return 1 / (1 / emulators + 1 / (frames_per_update * UPDATES_PER_SECOND["cpu"] * cores()))
+    return 1 / (1 / emulators + 1 / (frames_per_update * UPDATES_PER_SECOND["cpu"] * available))
 
 
 def show(planned: Sequence[Sequence[Member]], room: Room) -> None:
@@ -135,7 +137,7 @@ def show(planned: Sequence[Sequence[Member]], room: Room) -> None:
             f"{len(fleet)} × {one.num_envs}",
             f"{sum(map(member_bytes, fleet)) / 1e9:.1f} GB",
             f"~{quantity(rate)}",
-            f"~{_duration(seconds)}",
+            f"~{duration(seconds)}",
         )
     console = Console(stderr=True)
     console.print(table)
@@ -160,7 +162,8 @@ def _advise(planned: Sequence[Sequence[Member]], room: Room, console: Console) -
         )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a duration for people: 90 s, 25 min, 3.5 h."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,7 +1,7 @@
 """`popart train`: fleets one after the other; in each, trackers consume the turns of the loop."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from popart.lab.train.games import suite
 from popart.lab.train.loop import Loop
 from popart.lab.train.metrics import MetricsTracker
 from popart.lab.train.progress import ProgressTracker
-from popart.lab.train.tracker import Tracker
+from popart.lab.train.tracker import FailureTracker, Tracker, ignore
 
 TABLE = "Score: mean of the last 100 episodes. *: published, after 200 million frames"
 
@@ -51,8 +51,13 @@ def run(command: Train) -> Path:
     return members[0].out if len(members) == 1 else command.out or Path("runs")
 
 
-def train(members: Sequence[Member], name: str, command: str) -> dict[str, str]:
-    """Train members that share a program; return those that failed, with the reasons."""
+def train(
+    members: Sequence[Member], name: str, command: str, failed: Callable[[str, str], None] = ignore
+) -> dict[str, str]:
+    """Train members that share a program; return those that failed, with the reasons.
+
+    `failed` is called with name and reason as soon as a member fails, while the others train on.
+    """
     with ExitStack() as stack:
         opened = [(member, stack.enter_context(open_run(member, command))) for member in members]
         for member, run in opened:
@@ -62,7 +67,7 @@ def train(members: Sequence[Member], name: str, command: str) -> dict[str, str]:
         if not unfinished:
             return {}
         members, runs = zip(*unfinished, strict=True)
-        failures = _train(members, runs, name)
+        failures = _train(members, runs, name, failed)
         for i, run in enumerate(runs):
             if i not in failures:
                 run.finish()
@@ -75,13 +80,16 @@ def open_run(member: Member, command: str = "") -> Run:
     return Run("train", heading, flat(member), Member.FREE, command)
 
 
-def _train(members: Sequence[Member], runs: Sequence[Run], name: str) -> dict[int, str]:
+def _train(
+    members: Sequence[Member], runs: Sequence[Run], name: str, failed: Callable[[str, str], None]
+) -> dict[int, str]:
     with stopping() as stop, training(members, runs, stop) as (loop, checkpoints, trackers):
         total, done = sum(m.frames for m in members), int(loop.counts.frames.sum())
         with progress(name, total, "frames", done) as advance, closing(loop.turns()) as turns:
+            told = FailureTracker(members, failed)
             shown = ProgressTracker(members, advance)
             for turn in turns:
-                for tracker in (*trackers, shown):
+                for tracker in (*trackers, told, shown):
                     tracker.step(turn)
                 if stop.is_set():
                     checkpoints.save(turn)

@@ -1,7 +1,9 @@
 """What consumes the turns of a training loop. Trackers do not know each other."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from popart.lab.train.config import Member
 from popart.lab.train.loop import Turn
 
 
@@ -19,6 +21,26 @@ class Saved(Protocol):
     def notes(self, member: int) -> dict[str, Any]: ...
 
     def restore(self, member: int, notes: dict[str, Any]) -> None: ...
+
+
+class FailureTracker:
+    """Calls `failed` with the name of a member and the reason as soon as it fails, once."""
+
+    def __init__(self, members: Sequence[Member], failed: Callable[[str, str], None]) -> None:
+        self._members, self._failed = members, failed
+        self._told = set[int]()
+
+    def step(self, turn: Turn) -> None:
+        for member in turn.failures.keys() - self._told:
+            self._told.add(member)
+            self._failed(self._members[member].name, turn.failures[member])
+
+    def close(self) -> None:
+        pass
+
+
+def ignore(name: str, reason: str) -> None:
+    """Do nothing about a member that failed."""
 
 
 def crossed(before: int, now: int, every: int) -> bool:

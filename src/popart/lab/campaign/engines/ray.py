@@ -1,0 +1,166 @@
+"""Fleets as tasks of an existing Ray cluster.
+
+Ray retries a task whose process or node dies, on any node; it resumes from the run folders, which all nodes
+share. Functions that Ray sends to nodes are defined in functions, and thus sent as a whole: a node with
+another version of popart can say so, even if that has no campaigns.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from popart.lab.campaign.config import Start
+from popart.lab.campaign.folder import NAME, Folder
+from popart.lab.campaign.versions import check_versions
+from popart.lab.campaign.work import Result
+from popart.lab.checks import LabError
+
+PATIENCE = 300.0
+"""Seconds in which interrupted tasks may save."""
+
+PROBED = 120.0
+"""Seconds in which a node must say which versions it has."""
+
+
+class RayEngine:
+    """Submits fleets to a cluster, and refuses nodes with other versions or without the campaign's folder."""
+
+    def __init__(self, campaign: Folder, command: Start, cores: int) -> None:
+        self._ray: Any = connect(str(command.ray))
+        self._path, self._tries = campaign.path.absolute(), command.tries
+        self._nodes = self._checked(campaign)
+        gpus = 1 if command.machines.gpus else 0
+        self._task = self._ray.remote(
+            num_cpus=cores,
+            num_gpus=gpus,
+            max_retries=-1,  # of lost processes and nodes; what fails by itself is a result
+            max_calls=1,  # a process for each fleet: its memory is free afterwards
+        )(_task())
+        self._fleets: dict[Any, int] = {}
+
+    def _checked(self, campaign: Folder) -> list[str]:
+        """Ask each node for its versions, and whether it sees the campaign; return the nodes' identifiers."""
+        probe = self._ray.remote(num_cpus=0, max_retries=0)(_probe())
+        asked = {}
+        for node in self._alive():
+            there = probe.options(scheduling_strategy=self._affinity(node, soft=False))
+            asked[node] = there.remote(str(self._path / NAME))
+        return [node for node, answer in asked.items() if self._check(node, answer, campaign)]
+
+    def _check(self, node: str, answer: Any, campaign: Folder) -> bool:
+        """Return whether a node lives; refuse it if its versions differ or it does not see the campaign."""
+        found = next(each for each in self._ray.nodes() if each["NodeID"] == node)
+        name = f"the node {found['NodeManagerHostname']} ({found['NodeManagerAddress']}, {node[:8]})"
+        try:
+            versions, seen = self._ray.get(answer, timeout=PROBED)
+        except self._ray.exceptions.TaskUnschedulableError:  # it died a moment ago
+            return False
+        except self._ray.exceptions.RayError as error:
+            if node not in self._alive():
+                return False
+            raise LabError(f"{name} does not answer: {_first_line(error)}") from error
+        check_versions(name, versions, campaign.versions)
+        if seen != campaign.id:
+            raise LabError(
+                f"{name} does not see this campaign in {self._path}; give an --out that all nodes share at "
+                "the same path"
+            )
+        return True
+
+    def _affinity(self, node: str, *, soft: bool) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(node, soft=soft)
+
+    def room(self) -> bool:
+        """Return True: Ray has a queue of its own, from which it also knows what to scale to."""
+        return True
+
+    def submit(self, fleet: int, avoid: str | None) -> None:
+        others = [node for node in self._alive() if node in self._nodes and node != avoid]
+        task = self._task
+        if avoid is not None and others:
+            node = others[fleet % len(others)]
+            task = task.options(scheduling_strategy=self._affinity(node, soft=True))
+        self._fleets[task.remote(str(self._path), fleet, self._tries)] = fleet
+
+    def _alive(self) -> list[str]:
+        return [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+
+    def wait(self, seconds: float) -> Iterable[tuple[int, Result]]:
+        if not self._fleets:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(self._fleets), num_returns=1, timeout=seconds)
+        return [(self._fleets.pop(task), self._result(task)) for task in ready]
+
+    def _result(self, task: Any) -> Result:
+        try:
+            return Result(*self._ray.get(task))
+        except self._ray.exceptions.RayError as error:
+            return Result("again", f"a task of Ray failed: {_first_line(error)}", "")
+
+    def close(self) -> None:
+        """Interrupt the tasks, which then save, and disconnect."""
+        tasks = list(self._fleets)
+        for task in tasks:
+            self._ray.cancel(task, force=False, recursive=False)
+        if tasks:
+            self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)
+        self._ray.shutdown()
+
+
+def connect(address: str) -> Any:
+    """Connect to a cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise LabError('Ray is not installed; install it with: pip install "popart-learn[ray]"') from None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise LabError(f"there is no Ray cluster at {address!r}: {_first_line(error)}") from error
+    return ray
+
+
+def _task() -> Callable[[str, int, int], tuple[str, str, str]]:
+    def fleet(path: str, number: int, tries: int) -> tuple[str, str, str]:
+        from pathlib import Path
+
+        import ray
+
+        from popart.lab.campaign.work import attempt
+
+        result = attempt(Path(path), number, tries)
+        return result.status, result.message, ray.get_runtime_context().get_node_id()
+
+    return fleet
+
+
+def _probe() -> Callable[[str], tuple[dict[str, str], str]]:
+    def probe(path: str) -> tuple[dict[str, str], str]:
+        import json
+        from pathlib import Path
+
+        try:
+            from popart.lab.campaign.versions import versions
+
+            found = versions()
+        except ImportError:
+            try:
+                import popart
+
+                found = {"popart-learn": popart.__version__}
+            except ImportError:
+                found = {"popart-learn": "not installed"}
+        try:
+            return found, json.loads(Path(path).read_text(encoding="utf-8"))["id"]
+        except (OSError, ValueError, KeyError):
+            return found, ""
+
+    return probe
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).strip().splitlines() if line), type(error).__name__)[:300]

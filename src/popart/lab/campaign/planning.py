@@ -1,0 +1,100 @@
+"""The plan of a campaign: fleets that fit the machines given, their memory, and how long they take."""
+
+import heapq
+from collections.abc import Sequence
+
+from popart.lab.campaign.config import Campaign
+from popart.lab.checks import LabError
+from popart.lab.machine import cores, free_memory
+from popart.lab.progress import quantity
+from popart.lab.tables import console, print_table
+from popart.lab.train import plan
+from popart.lab.train.config import Member
+from popart.lab.train.plan import Room
+
+GPU_SHARE = 0.75
+"""Share of a GPU's memory that JAX uses by default."""
+
+
+def room(campaign: Campaign) -> Room:
+    """Return the memory of each machine."""
+    machines = campaign.machines
+    here = free_memory() // machines.at_once
+    given = None if machines.memory is None else int(machines.memory * 1e9)
+    if not machines.gpus:
+        return Room(given or here, "memory", given or here)
+    if given is None:
+        raise LabError("gpus is given, but not memory; give --memory, the memory of each GPU in GB")
+    return Room(int(GPU_SHARE * given), "the GPU's memory", given)
+
+
+def cores_each(campaign: Campaign) -> int:
+    """Return the cores for each fleet."""
+    return campaign.machines.cores or max(1, cores() // campaign.machines.at_once)
+
+
+def fleets(campaign: Campaign, members: Sequence[Member]) -> list[list[Member]]:
+    """Group members into fleets that fit into memory, and at least as many as train at the same time."""
+    return plan.fleets(members, room(campaign), campaign.machines.at_once)
+
+
+def seconds(campaign: Campaign, fleet: Sequence[Member]) -> float:
+    """Return the expected time of a fleet, from rates that were measured."""
+    rate = plan.expected_rate(fleet, room(campaign), cores_each(campaign))
+    return sum(member.frames for member in fleet) / rate
+
+
+def makespan(times: Sequence[float], at_once: int) -> float:
+    """Return when the last of several tasks ends, if each begins as soon as one of the machines is free."""
+    ends = [0.0] * at_once
+    for each in times:
+        heapq.heapreplace(ends, ends[0] + each)
+    return max(ends)
+
+
+def show(campaign: Campaign, planned: Sequence[Sequence[Member]]) -> None:
+    """Print the runs, fleet by fleet, with memory and time, and the time of all on the machines given."""
+    members = [member for fleet in planned for member in fleet]
+    times = [seconds(campaign, fleet) for fleet in planned]
+    machines, each = campaign.machines, cores_each(campaign)
+    print_table(
+        _heading(members),
+        [_row(i + 1, fleet, time) for i, (fleet, time) in enumerate(zip(planned, times, strict=True))],
+    )
+    where = (
+        f"{machines.gpus} GPU{'s' * (machines.gpus > 1)}" if machines.gpus else f"{machines.at_once} × CPU"
+    )
+    total = plan.duration(makespan(times, machines.at_once))
+    frames = quantity(float(sum(member.frames for member in members)))
+    console().print(
+        f"{len(members)} runs, {len(planned)} fleets, {frames} frames: ~{total} on {where} with {each} cores "
+        f"for each fleet, of which {machines.at_once} train at the same time. Nothing was started.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _heading(members: Sequence[Member]) -> str:
+    kinds = [
+        len({x(m) for m in members}) for x in (lambda m: m.game, lambda m: m.agent.agent, lambda m: m.seed)
+    ]
+    names = ("game", "agent", "seed")
+    counted = " × ".join(f"{n} {name}{'s' * (n > 1)}" for n, name in zip(kinds, names, strict=True))
+    return f"Plan: {len(members)} runs ({counted})"
+
+
+def _row(number: int, fleet: Sequence[Member], time: float) -> dict[str, str]:
+    games: dict[str, list[int]] = {}
+    for member in fleet:
+        games.setdefault(member.game, []).append(member.seed)
+    runs = ", ".join(f"{game} {','.join(map(str, seeds))}" for game, seeds in games.items())
+    return {
+        "fleet": str(number),
+        "agent": fleet[0].agent.agent,
+        "runs": str(len(fleet)),
+        "games and seeds": runs,
+        "envs": f"{len(fleet)} × {fleet[0].num_envs}",
+        "memory": f"{sum(map(plan.member_bytes, fleet)) / 1e9:.1f} GB",
+        "frames/s": f"~{quantity(sum(member.frames for member in fleet) / time)}",
+        "time": f"~{plan.duration(time)}",
+    }

@@ -1,0 +1,162 @@
+"""Campaigns on this machine: real processes that are interrupted and killed, and workers that fail."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from popart.lab.campaign import records
+from popart.lab.campaign.folder import Folder
+from popart.lab.campaign.run import Queue
+from popart.lab.campaign.work import Result, attempt
+from tests.backends import sharing_what_is_compiled
+from tests.lab.campaign.examples import (
+    LIMIT,
+    OFTEN,
+    RUNS,
+    assert_same,
+    attempts,
+    failures,
+    finished,
+    is_finished,
+    popart,
+    resumed,
+    settings,
+    started,
+    wait_until,
+)
+
+pytestmark = pytest.mark.xdist_group("campaign")
+
+
+def test_every_run_has_a_folder_and_is_trained_once(undisturbed: Path) -> None:
+    assert settings(undisturbed)["fleets"] == [list(RUNS[:2]), [RUNS[2]]]
+    assert all(is_finished(undisturbed / run) for run in RUNS)
+    assert attempts(undisturbed) == dict.fromkeys(RUNS, 1)
+    assert resumed(undisturbed) == dict.fromkeys(RUNS, 0)
+
+
+def test_a_finished_campaign_is_not_trained_again(undisturbed: Path) -> None:
+    before = {run: (undisturbed / run / "manifest.json").read_bytes() for run in RUNS}
+    with started(undisturbed, name="again") as driver:
+        text = finished(driver, undisturbed, name="again")
+    assert text.splitlines()[-1] == str(undisturbed)
+    assert {run: (undisturbed / run / "manifest.json").read_bytes() for run in RUNS} == before
+
+
+def test_a_campaign_that_is_interrupted_and_whose_driver_and_worker_are_killed_ends_as_if_undisturbed(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    """First Ctrl-C, then SIGKILL of a worker, then of the driver, whose workers save and end."""
+    out = tmp_path / "runs"
+    with started(out) as driver:
+        wait_until(lambda: all((out / run / "metrics.csv").exists() for run in RUNS), driver)
+        driver.send_signal(signal.SIGINT)
+        assert "Interrupted. Run the same command again to resume." in finished(driver, out, 130)
+    interrupted = {run: records.turns(out / run) for run in RUNS}
+    assert min(interrupted.values()) > 0
+    assert not any(failures(out).values())
+    with started(out, *OFTEN) as driver:
+        wait_until(lambda: records.turns(out / RUNS[2]) > interrupted[RUNS[2]], driver)
+        record = records.read(out / RUNS[2])
+        assert record is not None
+        os.kill(record.pid, signal.SIGKILL)
+        wait_until(lambda: failures(out)[RUNS[2]], driver)
+        workers = [child.pid for child in psutil.Process(driver.pid).children()]
+        driver.kill()
+    assert "killed" in failures(out)[RUNS[2]][0]
+    with started(out, *OFTEN) as driver:  # old workers may still be saving
+        finished(driver, out)
+    assert not any(psutil.pid_exists(worker) for worker in workers)
+    assert_same(out, undisturbed)
+
+
+def test_a_fleet_that_another_process_trains_is_left_to_it(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    with started(out) as driver:
+        wait_until(lambda: (out / ".locks" / "fleet-2").exists() and records.read(out / RUNS[2]), driver)
+        result = attempt(out, 2, tries=3)
+        record = records.read(out / RUNS[2])
+        driver.send_signal(signal.SIGINT)
+        driver.wait(LIMIT)
+    assert result.status == "busy"
+    assert record is not None
+    assert record.pid != os.getpid()
+
+
+def copied(undisturbed: Path, tmp_path: Path) -> Path:
+    """A campaign of which the last run is not trained yet."""
+    out = Path(shutil.copytree(undisturbed, tmp_path / "runs"))
+    shutil.rmtree(out / RUNS[2])
+    return out
+
+
+def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(tmp_path: Path) -> None:
+    """With rewards of 1e30 the unclipped agent's errors overflow; the clipped one does not notice."""
+    out, names = tmp_path / "runs", ("catch-clipped-0", "catch-unclipped-0")
+    options = [
+        "--agents",
+        "clipped",
+        "unclipped",
+        "--seeds",
+        "1",
+        "--frames",
+        "3000",
+        "--reward-scale",
+        "1e30",
+    ]
+    with started(out, *options, "--evaluate-every", "0") as driver:
+        text = " ".join(finished(driver, out, 2).split())
+    assert "1 of 2 fleets failed" in text
+    assert "catch-unclipped-0: it diverged" in text
+    assert [is_finished(out / name) for name in names] == [True, False]
+    record = records.read(out / names[1])
+    assert record is not None
+    assert (record.attempt, len(record.failures), record.outcome) == (1, 1, "failed")
+    shown = subprocess.run(popart("campaign", "status", str(out)), capture_output=True, text=True, check=True)
+    assert "1 failed, 1 finished" in shown.stdout
+    assert "it diverged" in shown.stdout
+
+
+def test_a_full_disk_is_named_and_the_fleet_is_given_up_after_some_attempts(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    """Files may not be larger than 32 kB: tables are smaller, checkpoints larger."""
+    out = copied(undisturbed, tmp_path)
+    worker = popart("campaign", "work", str(out), "--fleet", "2", "--tries", "1")
+    limited = ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", *worker]
+    reading = {**sharing_what_is_compiled(), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1e9"}
+    ended = subprocess.run(limited, env=reading, capture_output=True, text=True, check=False)
+    assert ended.returncode == 75, ended.stderr
+    assert "could not be written" in ended.stdout
+    assert "could not be written" in failures(out)[RUNS[2]][0]
+    assert attempt(out, 2, tries=1).status == "failed"
+    assert not is_finished(out / RUNS[2])
+
+
+def test_a_failed_fleet_waits_longer_each_time_and_is_given_up(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = Queue(Folder.read(copied(undisturbed, tmp_path)), tries=3, retry_after=1e-6)
+    for _ in range(3):
+        assert queue.due() == [2]
+        queue.taken(2)
+        assert not queue.due()
+        queue.ended(2, Result("again", "no space left", "node"))
+    assert queue.empty
+    assert queue.failures == ["no space left"]
+    assert capsys.readouterr().out.count("no space left") == 3
+
+
+def test_more_seeds_extend_a_campaign_by_fleets(undisturbed: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(undisturbed, tmp_path / "runs"))
+    with started(out, "--seeds", "4") as driver:
+        finished(driver, out)
+    assert settings(out)["fleets"] == [list(RUNS[:2]), [RUNS[2]], ["catch-popart-3"]]
+    assert is_finished(out / "catch-popart-3")
+    assert attempts(out) == dict.fromkeys(RUNS, 1)
+    assert_same(out, undisturbed)
