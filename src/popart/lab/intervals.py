@@ -34,6 +34,10 @@ class Interval(NamedTuple):
         value, low, high = (f"{x:{form}}{unit}" for x in self)
         return f"{value} ({low} to {high})" if self.known else value
 
+    def percent(self, form: str = ".0f") -> str:
+        """Return the same in percent."""
+        return Interval(*(100 * x for x in self)).text(form, " %")
+
 
 Statistic = Callable[[Sequence[np.ndarray]], np.ndarray]
 """A function of the scores of each game, (..., runs), that returns one number for each leading index."""
@@ -119,12 +123,33 @@ def over_runs(scores: np.ndarray) -> Interval:
     return Interval(value, value - half, value + half)
 
 
+def between_runs(first: np.ndarray, second: np.ndarray) -> Interval:
+    """Return the difference of the means of two agents' runs of one game, with Welch's interval."""
+    value = float(np.mean(first) - np.mean(second))
+    if min(len(first), len(second)) < 2:
+        return Interval(value)
+    errors = [float(np.var(runs, ddof=1)) / len(runs) for runs in (first, second)]
+    if not sum(errors):
+        return Interval(value, value, value)
+    freedom = sum(errors) ** 2 / sum(
+        e**2 / (len(runs) - 1) for e, runs in zip(errors, (first, second), strict=True)
+    )
+    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(sum(errors))
+    return Interval(value, value - half, value + half)
+
+
+def share(count: int, number: int) -> Interval:
+    """Return the part of a number of games, with the exact interval of Clopper and Pearson."""
+    found = stats.binomtest(count, number).proportion_ci(LEVEL)
+    return Interval(count / number, float(found.low), float(found.high))
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return Spearman's rank correlation of games, with the interval of Bonett and Wright (2000)."""
     games = len(first)
     if games < 2 or len(set(first)) < 2 or len(set(second)) < 2:
         return Interval(math.nan)
-    value = float(stats.spearmanr(first, second).statistic)
+    value = float(np.corrcoef(stats.rankdata(first), stats.rankdata(second))[0, 1])
     if games < FEW or abs(value) >= 1 - 1e-12:
         return Interval(value)
     half = stats.norm.ppf((1 + LEVEL) / 2) * math.sqrt((1 + value**2 / 2) / (games - 3))

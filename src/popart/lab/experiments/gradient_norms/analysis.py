@@ -122,7 +122,9 @@ def _figure(games: Sequence[str], lines: Lines, spreads: Mapping[str, Interval])
 
 def _panel(axes: Any, colour: str, lines: Sequence[Line]) -> None:
     first, last = max(x.updates[0] for x in lines), min(x.updates[-1] for x in lines)
-    at = np.linspace(first, last, POINTS)
+    unit, name = (1, "updates") if last < 10_000 else (1000, "thousand updates")
+    lines = [Line(x.updates / unit, x.norm) for x in lines]
+    at = np.linspace(first, last, POINTS) / unit
     norms = np.array([np.interp(at, x.updates, np.log10(x.norm)) for x in lines])
     for part, shade in ((0.95, 0.12), (0.9, 0.15), (0.5, 0.25)):
         low, high = np.quantile(norms, ((1 - part) / 2, (1 + part) / 2), axis=0)
@@ -131,5 +133,5 @@ def _panel(axes: Any, colour: str, lines: Sequence[Line]) -> None:
         axes.plot(line.updates, line.norm, "--", color=colour, alpha=0.6, linewidth=0.7)
     for norm in PAPER_RANGE:
         axes.axhline(norm, color=INK, linestyle=":", linewidth=0.8)
-    axes.set(yscale="log", xlabel="updates")
+    axes.set(yscale="log", xlabel=name)
     axes.grid()
