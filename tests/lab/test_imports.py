@@ -1,4 +1,4 @@
-"""Imports go one way: experiments, campaign → train, play → envs, dqn → the library."""
+"""Imports go one way: campaign → experiments → train, play → envs, dqn → the library."""
 
 import ast
 from collections.abc import Iterator

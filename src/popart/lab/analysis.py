@@ -25,6 +25,7 @@ ANALYSES = {
     "norms": "popart.lab.experiments.gradient_norms.analysis",
     "train": "popart.lab.train.analysis",
     "evaluate": "popart.lab.play.analysis",
+    "campaign-report": "popart.lab.campaign.report.analysis",
 }
 """The module whose function `analyse(page)` analyses each experiment, in the order of a report."""
 

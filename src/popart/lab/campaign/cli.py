@@ -7,6 +7,7 @@ SUBCOMMANDS = {
     "plan": "popart.lab.campaign.config:Plan",
     "start": "popart.lab.campaign.config:Start",
     "status": "popart.lab.campaign.status:Status",
+    "report": "popart.lab.campaign.report:Report",
     "work": "popart.lab.campaign.config:Work",
 }
 
@@ -15,8 +16,8 @@ SUBCOMMANDS = {
 class Campaign:
     """Train many games, agents and seeds: on this machine, on a Ray cluster, or under SLURM.
 
-    The command plan shows the runs and the hours they take, start trains or resumes them, and status shows
-    how far they are. Each has a --help of its own.
+    The command plan shows the runs and the hours they take, start trains or resumes them, status shows how
+    many frames each has, and report compares the agents. Each has a --help of its own.
     """
 
     SUBCOMMANDS: ClassVar[dict[str, str]] = SUBCOMMANDS
