@@ -175,7 +175,7 @@ def cell(text: str) -> str:
 
 
 def help_of(name: str) -> str:
-    """Return what `popart NAME --help` prints, on a wide terminal without colours."""
+    """Return what `popart NAME --help` prints, without colours and in one column."""
     from popart.lab.cli import main
 
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
@@ -188,7 +188,7 @@ def help_of(name: str) -> str:
 @contextlib.contextmanager
 def wide_terminal() -> Iterator[None]:
     before = dict(os.environ)
-    os.environ |= {"COLUMNS": "2000", "NO_COLOR": "1"}
+    os.environ |= {"COLUMNS": "129", "NO_COLOR": "1"}  # from 130 on, long helps have two columns
     try:
         yield
     finally:
@@ -203,6 +203,8 @@ def parse_help(text: str) -> tuple[str, str, dict[str, tuple[str, list[Option]]]
     sections = {}
     for box in boxes:
         title, *lines = box.splitlines()
+        if title.startswith("subcommands"):  # have sections of their own
+            continue
         inside = [line.strip("│").rstrip()[1:] for line in lines if line.startswith("│")]
         about, options = [], []
         for line in inside:

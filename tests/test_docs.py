@@ -3,7 +3,7 @@
 import importlib.util
 import re
 import sys
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name, walk_packages
 from types import ModuleType
@@ -14,7 +14,6 @@ import pytest
 
 import popart
 from popart.lab.cli import COMMANDS
-from popart.lab.train.config import Train, flat
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -78,11 +77,27 @@ def test_a_public_module_that_no_page_describes_gets_a_page(
     assert hooks.row_of("popart.new") == "| [`popart.new`](new.md) | Something \\| new. |"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+ALL = COMMANDS | {
+    f"{name} {sub}": nested
+    for name, path in COMMANDS.items()
+    for sub, nested in getattr(resolve_name(path), "SUBCOMMANDS", {}).items()
+}
+"""Commands and subcommands."""
+
+
+def names_of(settings: Any) -> set[str]:
+    """Return the names of all options, also of nested dataclasses."""
+    found = set[str]()
+    for field in fields(settings):
+        nested = field.default_factory
+        found |= names_of(nested) if is_dataclass(nested) else {field.name}
+    return found
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_every_option_of_a_command_is_in_the_reference(hooks: ModuleType, name: str) -> None:
     section = hooks.command(name)
-    settings: Any = resolve_name(COMMANDS[name])
-    known = flat(Train()) if settings is Train else {field.name for field in fields(settings)}
+    known = names_of(resolve_name(ALL[name]))
     rows = re.findall(r"^\| `(.*?)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
     options = {first.split()[0].strip(",").removeprefix("--") for first, _, _ in rows if "--" in first}
     positional = [first for first, _, _ in rows if "--" not in first]
@@ -90,6 +105,14 @@ def test_every_option_of_a_command_is_in_the_reference(hooks: ModuleType, name: 
     assert options <= {field.replace("_", "-") for field in known}
     assert all(text for _, text, _ in rows)
     assert all(default for _, _, default in rows), section
+
+
+def test_subcommands_are_in_the_reference_after_their_command(hooks: ModuleType) -> None:
+    headings = re.findall(r"^##+ `(.*?)`", hooks.commands(), re.MULTILINE)
+    assert headings == [
+        f"popart {name}" for name in sorted(ALL, key=lambda n: list(COMMANDS).index(n.split()[0]))
+    ]
+    assert {"popart campaign", "popart campaign plan", "popart campaign start"} <= set(headings)
 
 
 def test_the_page_of_the_tutorial_is_its_source_with_outputs() -> None:

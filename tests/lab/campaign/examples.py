@@ -18,9 +18,9 @@ from tests.backends import sharing_what_is_compiled
 RUNS = ("catch-popart-0", "catch-popart-1", "catch-popart-2")
 """Two fleets: the first two, and the last."""
 
-OPTIONS = ["--games", "catch", "--agents", "popart", "--seeds", "3", "--frames", "40000", "--num-envs", "16",
-           "--evaluate-every", "20000", "--log-every", "3000", "--workers", "2", "--cores", "1",
-           "--retry-after", "0.5"]  # fmt: skip
+OPTIONS = ["--games", "catch", "--agents", "popart", "--seeds", "3", "--frames", "24000", "--num-envs", "16",
+           "--evaluate-every", "12000", "--log-every", "3000", "--replay-size", "5000", "--workers", "2",
+           "--cores", "1", "--retry-after", "0.5"]  # fmt: skip
 
 OFTEN = ["--checkpoint-every", "0.5"]
 LIMIT = 300.0

@@ -48,6 +48,7 @@ def test_a_finished_campaign_is_not_trained_again(undisturbed: Path) -> None:
     assert {run: (undisturbed / run / "manifest.json").read_bytes() for run in RUNS} == before
 
 
+@pytest.mark.slow
 def test_a_campaign_that_is_interrupted_and_whose_driver_and_worker_are_killed_ends_as_if_undisturbed(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -69,7 +70,7 @@ def test_a_campaign_that_is_interrupted_and_whose_driver_and_worker_are_killed_e
         workers = [child.pid for child in psutil.Process(driver.pid).children()]
         driver.kill()
     assert "killed" in failures(out)[RUNS[2]][0]
-    with started(out, *OFTEN) as driver:  # old workers may still be saving
+    with started(out) as driver:  # old workers may still be saving
         finished(driver, out)
     assert not any(psutil.pid_exists(worker) for worker in workers)
     assert_same(out, undisturbed)
@@ -122,6 +123,7 @@ def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(tmp_path:
     assert "it diverged" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_the_fleet_is_given_up_after_some_attempts(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -139,19 +141,25 @@ def test_a_full_disk_is_named_and_the_fleet_is_given_up_after_some_attempts(
 
 
 def test_a_failed_fleet_waits_longer_each_time_and_is_given_up(
-    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    queue = Queue(Folder.read(copied(undisturbed, tmp_path)), tries=3, retry_after=1e-6)
-    for _ in range(3):
+    clock = [0.0]
+    monkeypatch.setattr("popart.lab.campaign.run.time.monotonic", lambda: clock[0])
+    queue = Queue(Folder.read(copied(undisturbed, tmp_path)), tries=3, retry_after=30.0)
+    for wait in (0.0, 30.0, 60.0):
+        clock[0] += wait - 1e-3
+        assert queue.due() == []
+        clock[0] += 1e-3
         assert queue.due() == [2]
         queue.taken(2)
-        assert not queue.due()
+        assert queue.due() == []
         queue.ended(2, Result("again", "no space left", "node"))
     assert queue.empty
     assert queue.failures == ["no space left"]
     assert capsys.readouterr().out.count("no space left") == 3
 
 
+@pytest.mark.slow
 def test_more_seeds_extend_a_campaign_by_fleets(undisturbed: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(undisturbed, tmp_path / "runs"))
     with started(out, "--seeds", "4") as driver:

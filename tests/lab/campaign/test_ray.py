@@ -148,7 +148,7 @@ def test_a_driver_that_is_interrupted_and_then_killed_continues_when_started_aga
         wait_until(lambda: records.turns(out / RUNS[2]) > interrupted[RUNS[2]], driver)
         driver.kill()
     before = {run: records.turns(out / run) for run in RUNS}
-    with started(out, *OFTEN, "--ray", machines.address) as driver:
+    with started(out, "--ray", machines.address) as driver:
         finished(driver, out)
     assert all(records.turns(out / run) >= before[run] >= interrupted[run] for run in RUNS)
     assert all(number <= 2 for number in resumed(out).values())

@@ -69,7 +69,7 @@ def test_the_job_has_an_index_for_each_fleet_and_the_options_of_the_cluster(
         "80",
         "--sbatch",
         "partition=gpu",
-        "--time=24:00:00",
+        "time=24:00:00",
         "signal=B:TERM@60",
     ]
     script, said = written(tmp_path / "my runs", environment, *options)

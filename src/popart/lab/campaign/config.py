@@ -117,13 +117,13 @@ class Start(Campaign):
     extend a campaign.
     """
 
-    ray: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
+    ray: Annotated[str | None, _hint("ADDRESS", "none")] = None
     """Train on the Ray cluster at this address (HOST:PORT, or auto)."""
 
     slurm: bool = False
     """Write an array job for SLURM, and submit it if sbatch is installed."""
 
-    sbatch: tuple[str, ...] = ()
+    sbatch: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(default: none)")] = ()
     """Further options of sbatch for --slurm, such as partition=gpu time=24:00:00."""
 
     tries: int = 3
