@@ -15,7 +15,8 @@ import popart
 import popart.correspondence
 from popart.affine import Change, change_of
 from popart.torch import DuelingPopArt, NormalizedLinear, PopArt, polyak_
-from popart.torch.units import Far, Near, _layer_change
+from popart.torch.numbers import Near
+from popart.torch.units import Far, _layer_change
 
 EPS = float(torch.finfo(torch.float32).eps)
 FAST = popart.Moments(beta=0.1)

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from torch.optim.optimizer import Optimizer
 
 from popart.affine import Affine
-from popart.torch import checks, kernels, optimizers, order
+from popart.torch import checks, kernels, numbers, optimizers, order
 from popart.torch.statistics import Statistics
 
 
@@ -41,6 +41,7 @@ class Head(Statistics):
 
     scale: nn.Parameter
     shift: nn.Parameter
+    _memory: numbers.Memory | None = None
 
     def _add_units(self) -> None:
         for name, x in zip(("scale", "shift"), _without_nan(self._measured()), strict=True):
@@ -84,11 +85,15 @@ class Head(Statistics):
     def _layers(self) -> list[Layer]:
         raise NotImplementedError
 
+    def _registries(self) -> list[dict[str, Any]]:
+        """Return the dictionaries in which layers, scale, shift and statistics are registered."""
+        inner = [part._parameters for part in self.children()]
+        return [self._parameters, self._buffers, *([self._modules, *inner] if inner else [])]
+
     def _choices(self) -> int:
         """Return the number of outputs, or heads, that `index` chooses from."""
         raise NotImplementedError
 
-    @torch.no_grad()
     def update(
         self,
         targets: Any,
@@ -122,19 +127,22 @@ class Head(Statistics):
             max_norm: A limit of the norm of an output's weights, for targets that may become much smaller:
                 beyond it, outputs shrink towards the new mean instead of being preserved.
         """
+        y = self._as_tensor(targets)
+        which = self._which(index, y, batched=True) if self._shape or index is not None else None
+        plain = mask is None and weights is None and which is None and max_norm is None
+        if plain and not self._shape:
+            found = numbers.update(self, y, optimizer, moments)
+            if found is not None:
+                return found
         order.check_traced(self)
-        layers = self._layers()
+        layers, y = self._layers(), y.detach()
         if optimizer is not None:
-            trained = [p for layer in layers for p in layer[:2] if p is not None]
-            optimizers.check(optimizer, trained, moments)
-        y = self._as_tensor(targets).detach()
-        with without_autocast(y):
-            which = self._which(index, y, batched=True)
+            optimizers.check(optimizer, [p for layer in layers for p in layer[:2]], moments)
+        with torch.no_grad(), without_autocast(y):
             given: list[Any] = [y, mask, weights, which]
             state = self._raw_state()
             if checks.is_eager_cpu(y) and checks.is_eager_cpu(self.scale):
                 given, state = [as_numpy(x) for x in given], type(state)(*map(as_numpy, state))
-            plain = mask is None and weights is None and which is None and max_norm is None
             if plain and self._group is None and isinstance(given[0], Tensor):
                 constants = kernels.constants(self.art, state, y)
                 if constants is not None:
@@ -287,23 +295,27 @@ class Head(Statistics):
 
 def apply_linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Apply a layer in its own precision, also under autocast."""
-    if not torch._C._get_tracing_state() and h.shape[-1] != weight.shape[-1]:
+    if h.dtype is weight.dtype and weight.ndim == 2 and not torch._C._is_any_autocast_enabled():
+        try:
+            return linear(h, weight, bias)
+        except RuntimeError:
+            _check_features(h, weight)
+            raise
+    if not torch._C._get_tracing_state():
+        _check_features(h, weight)
+    h = h if h.dtype is weight.dtype else _promoted(h, weight)
+    with without_autocast(h):
+        if weight.ndim == 2:
+            return linear(h, weight, bias)
+        g = linear(h, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1])
+        return g if bias is None else g + bias
+
+
+def _check_features(h: Tensor, weight: Tensor) -> None:
+    if h.shape[-1] != weight.shape[-1]:
         raise ValueError(
             f"h has shape {tuple(h.shape)}; its last axis must be of {weight.shape[-1]} features"
         )
-    if h.dtype is not weight.dtype:
-        h = _promoted(h, weight)
-    if torch._C._is_any_autocast_enabled():
-        with torch.autocast(h.device.type, enabled=False):
-            return _apply(h, weight, bias)
-    return _apply(h, weight, bias)
-
-
-def _apply(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.ndim == 2:
-        return linear(h, weight, bias)
-    g = linear(h, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1])
-    return g if bias is None else g + bias
 
 
 def without_autocast(x: Tensor) -> Any:

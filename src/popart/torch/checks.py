@@ -84,18 +84,19 @@ def check_linear(name: str, layer: nn.Module) -> None:
             f"{name} is a {type(layer).__name__}; only the outputs of a torch.nn.Linear can be preserved. "
             "For any other model put PopArt.identity(outputs) on top of it"
         )
-    check_owned(layer)
+    owned(layer)
 
 
-def check_owned(layer: nn.Module) -> None:
-    """Raise if weight or bias are computed from other parameters, as by `spectral_norm`."""
+def owned(layer: nn.Module) -> tuple[Any, Any]:
+    """Return weight and bias of a layer; raise if they are computed from other parameters."""
     own = layer._parameters
-    if "weight" not in own or "bias" not in own:
-        raise ValueError(
-            f"{type(layer).__name__} has a parametrized weight or bias (by weight_norm, spectral_norm or the "
-            "like), which cannot be rescaled in place. Remove the parametrization, or keep it on a "
-            "layer below and put PopArt.identity(outputs) on top"
-        )
+    if "weight" in own and "bias" in own:
+        return own["weight"], own["bias"]
+    raise ValueError(
+        f"{type(layer).__name__} has a parametrized weight or bias (by weight_norm, spectral_norm or the "
+        "like), which cannot be rescaled in place. Remove the parametrization, or keep it on a "
+        "layer below and put PopArt.identity(outputs) on top"
+    )
 
 
 def checked_index(index: Any, n: int, batch: tuple[int, ...], what: str) -> Tensor:

@@ -5,7 +5,7 @@ old units are converted to what they would have been had every gradient been in 
 gradients are multiplied by F, averages of their squares by F²; averages of steps have no unit and stay.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -52,18 +52,17 @@ def adjust(
                 rescale_(x, powers[name], parameter is bias)
 
 
-def check(optimizer: Optimizer, parameters: list[Tensor], moments: Moments) -> None:
+def check(optimizer: Optimizer, parameters: Sequence[Tensor | None], moments: Moments) -> None:
     """Raise unless the optimizer holds these parameters and its state can be converted."""
-    if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+    known = isinstance(optimizer, Optimizer) and not torch.compiler.is_compiling()  # pyright: ignore[reportUnnecessaryIsInstance]
+    accepted, key = _CHECKED.get(optimizer) if known else None, (moments, *map(id, parameters))
+    if accepted is None or key not in accepted:
         _check(optimizer, parameters, moments)
-        return
-    accepted, key = _CHECKED.setdefault(optimizer, set()), (moments, *map(id, parameters))
-    if key not in accepted:
-        _check(optimizer, parameters, moments)
-        accepted.add(key)
+        if known:
+            _CHECKED.setdefault(optimizer, set()).add(key)
 
 
-def _check(optimizer: Optimizer, parameters: list[Tensor], moments: Moments) -> None:
+def _check(optimizer: Optimizer, parameters: Sequence[Tensor | None], moments: Moments) -> None:
     if moments not in ("rescale", "keep", "reset"):
         raise ValueError(f"moments is {moments!r}; it may be 'rescale', 'keep' or 'reset'")
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -71,7 +70,7 @@ def _check(optimizer: Optimizer, parameters: list[Tensor], moments: Moments) -> 
             f"optimizer is of type {type(optimizer).__name__}; it must be a torch.optim.Optimizer"
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if any(id(p) not in held for p in parameters):
+    if any(p is not None and id(p) not in held for p in parameters):
         raise ValueError(
             f"optimizer ({type(optimizer).__name__}) does not hold this head's parameters; give the one "
             "that trains them, or none"

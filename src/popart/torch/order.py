@@ -1,9 +1,11 @@
 """A check that targets are taken in before the outputs that they are compared with are computed.
 
-In eager mode the backward pass of outputs checks that the head was not updated since. In a function that
-`torch.compile` traces, `update` raises if outputs with gradients were computed before it. Where outputs
-and update are compiled apart, PyTorch's own check of weights that changed raises, if the features
-require gradients; without them nothing does.
+In eager mode the backward pass of outputs checks that the head was not updated since. Where features require
+gradients PyTorch does so itself, because the gradient of the features needs the weights as they were. It
+cannot say what to do about it, so that the first outputs of a head are checked here too. In a function
+that `torch.compile` traces, `update` raises if outputs with gradients were computed before it. Where
+outputs and update are compiled apart, PyTorch's own check raises, if the features require gradients; without
+them nothing does.
 """
 
 import functools
@@ -22,16 +24,22 @@ MESSAGE = (
     "does all of it in order"
 )
 
+FIRST = 100
+"""Outputs of a head that are checked here although PyTorch checks them, for the sake of the message."""
+
 _TRACED: weakref.WeakKeyDictionary[TracingContext, set[int]] = weakref.WeakKeyDictionary()
 """The heads, by id, whose outputs each trace has computed with gradients."""
 
 
-def watch(head: nn.Module, g: Tensor, scale: Tensor) -> None:
+def watch(head: Any, g: Tensor, h: Tensor) -> None:
     """Have the backward pass of the outputs g, or the compiler, check that no update comes in between."""
     if torch.compiler.is_compiling():
         _note_outputs(id(head))
-    elif g.grad_fn is not None and not is_transformed(g):
-        g.grad_fn.register_prehook(functools.partial(_check, scale, scale._version))
+    elif not h.requires_grad or head._watched < FIRST:
+        node, scale = g.grad_fn, head.scale
+        head.__dict__["_watched"] = head._watched + 1
+        if node is not None and not is_transformed(g):
+            node.register_prehook(functools.partial(_check, scale, scale._version))
 
 
 def check_traced(head: nn.Module) -> None:

@@ -12,9 +12,10 @@ from torch.nn.functional import mse_loss
 from torch.optim.optimizer import Optimizer
 
 from popart.affine import Affine, Change, change_of, limited
-from popart.torch import checks, optimizers, order
+from popart.torch import checks, optimizers
 from popart.torch.base import Head, Layer, LayerChange, as_numpy
 from popart.torch.losses import Loss, like_targets, mean_loss
+from popart.torch.numbers import Near
 
 CALLS_WITHOUT_UPDATE = 1000
 """Forward passes of a head that was never updated after which it warns, once."""
@@ -25,6 +26,7 @@ class NormalizedUnits(Head):
 
     _answers_normalized = False
     _calls = 0
+    _watched = 0
 
     def normalized(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
         """Return the outputs in normalised units, for the loss."""
@@ -104,14 +106,15 @@ class NormalizedUnits(Head):
 
     def _denormalized(self, g: Tensor) -> Tensor:
         """Return all normalised outputs in the targets' own units."""
-        scale, shift = self.scale, self.shift
+        own: Any = self._parameters
+        scale, shift = (own["scale"], own["shift"]) if "scale" in own else (self.scale, self.shift)
         if scale.requires_grad or shift.requires_grad:
             scale, shift = scale.detach(), shift.detach()
-        if g.dtype.itemsize < 4:
+        if g.dtype is not scale.dtype and g.dtype.itemsize < 4:
             g = g.to(scale.dtype)
         if not torch.compiler.is_compiling() and self._calls < CALLS_WITHOUT_UPDATE:
             self._count_call()
-        return self._map(g, scale, shift)
+        return self._map(g, scale, shift) if self._shape else torch.addcmul(shift, g, scale)
 
     def _map(self, g: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return torch.addcmul(shift, g, scale)
@@ -128,11 +131,6 @@ class NormalizedUnits(Head):
                 "call update(targets) before each training step",
                 stacklevel=5,
             )
-
-    def _watched(self, g: Tensor) -> Tensor:
-        if g.requires_grad:
-            order.watch(self, g, self.scale)
-        return g
 
     def _preserve(
         self,
@@ -191,19 +189,6 @@ def _layer_change(change: Change, like: Tensor) -> LayerChange:
     if isinstance(change.factor, np.generic) and change.factor == 1 and like.dtype.itemsize >= 4:
         return Near(float(change.rest), float(change.moved))
     return Far(Change(*map(torch.as_tensor, change)))
-
-
-class Near(NamedTuple):
-    """A change by a factor near 1, as most are, of numbers in NumPy: one operation for each tensor."""
-
-    less_1: float
-    moved: float
-
-    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None:
-        x.add_(x, alpha=self.less_1 if power == 1 else self.less_1 * (2 + self.less_1))
-
-    def move_(self, bias: Tensor) -> None:
-        bias.add_(bias, alpha=self.less_1).add_(self.moved)
 
 
 class Far(NamedTuple):

@@ -1,0 +1,151 @@
+r"""Eager updates on a CPU, where calls cost more than arithmetic: the method with Python's numbers.
+
+This is `Moments` for one statistic of float32, written again for the usual update: targets are finite, some
+were seen before, and the scale changes by less than a third. Every other update takes the general path. The
+equations and the precision are those of `popart.moments` in NumPy.
+"""
+
+import math
+import weakref
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer
+
+from popart.moments import EPS, Moments, equation_4
+from popart.rules import COUNT_MAX
+from popart.torch import optimizers
+from popart.torch.checks import is_transformed
+
+FEW = 128
+"""Number of targets up to which Python's lists are quicker than arrays."""
+
+HUGE = 2.0**100
+"""Standard deviation of targets from which differences of two of them may overflow."""
+
+
+class Near(NamedTuple):
+    """A change of the layer by a factor near 1, as most are: one operation for each tensor."""
+
+    less_1: float
+    """F - 1."""
+
+    moved: float
+
+    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None:
+        """Multiply a weight, a bias or an optimizer's state of it in place by F or F²."""
+        x.add_(x, alpha=self.less_1 if power == 1 else self.less_1 * (2 + self.less_1))
+
+    def move_(self, bias: Tensor) -> None:
+        """Change a bias to what preserves outputs, $F b + moved$, in place."""
+        bias.add_(bias, alpha=self.less_1).add_(self.moved)
+
+
+class Memory:
+    """What an update reads and writes, looked up once. Copies of the head have None instead."""
+
+    __slots__ = ("accepted", "art", "layers", "pointers", "registered", "tensors", "views")
+
+    def __init__(self, head: Any) -> None:
+        self.art, self.layers = head.art, head._layers()
+        self.registered = [(place.get, *entry) for place in head._registries() for entry in place.items()]
+        own = head._parameters
+        self.tensors = own["scale"], own["shift"], *head._raw_state()
+        self.pointers = [x.data_ptr() for x in self.tensors]
+        self.views: list[Any] = [memoryview(x.detach().numpy().reshape(-1)) for x in self.tensors]
+        self.accepted: tuple[Any, Any] = None, None
+
+    @classmethod
+    def of(cls, head: Any) -> Self | None:
+        """Return the memory of a head if these functions apply to it, as it was or looked up again."""
+        memory, art = head._memory, head.art
+        if memory is not None and memory.art is art and memory._is_current():
+            return memory
+        if type(art) is not Moments or not isinstance(art.beta, float) or art != Moments(art.beta, art.std):
+            return None
+        moments = head._raw_state().moments
+        if art.beta >= 1 or moments.ndim != 1 or moments.dtype is not torch.float32 or not moments.is_cpu:
+            return None
+        used = [moments, head.scale, *(x for layer in head._layers() for x in layer[:2] if x is not None)]
+        if head._group is not None or any(x.dtype.itemsize < 4 or x.is_inference() for x in used):
+            return None
+        head._memory = memory = cls(head)
+        return memory
+
+    def _is_current(self) -> bool:
+        """Return whether the head's tensors and their memory are still the same."""
+        for get, name, x in self.registered:
+            if get(name) is not x:
+                return False
+        (a, b, c, d), at = self.tensors, self.pointers
+        same = a.data_ptr() == at[0] and b.data_ptr() == at[1]
+        return same and c.data_ptr() == at[2] and d.data_ptr() == at[3]
+
+    def check(self, optimizer: Optimizer, moments: optimizers.Moments) -> None:
+        """Raise unless the optimizer holds the head's parameters and its state can be converted."""
+        held, how = self.accepted
+        if held is None or held() is not optimizer or how != moments:
+            optimizers.check(optimizer, [x for layer in self.layers for x in layer[:2]], moments)
+            self.accepted = weakref.ref(optimizer), moments
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.Moments) -> Tensor | None:
+    """Update a head and return normalised targets; or return None, and change nothing, for other updates."""
+    if type(y) is not Tensor or y.dtype is not torch.float32 or not y.is_cpu or torch.compiler.is_compiling():
+        return None
+    memory = None if torch._C._get_tracing_state() or is_transformed(y) else Memory.of(head)
+    if memory is None:
+        return None
+    if optimizer is not None:
+        memory.check(optimizer, how)
+    scale, shift, counts, moments = memory.views
+    old, count, (beta, s) = scale[0], counts[0], (memory.art.beta, memory.art.std)
+    mu, sigma, mu_carry, sigma_carry = moments.tolist()
+    if not 0 < count < COUNT_MAX or shift[0] != mu or not _scale(s, mu, sigma) == old > 0:
+        return None
+    mean, std = _measured(y)
+    beta = min(beta / -math.expm1((count + 1.0) * math.log1p(-beta)), 1.0)
+    before = mu + EPS * mu_carry, sigma + EPS * sigma_carry
+    new_mu, new_sigma = equation_4(*before, mean, std, beta, math.sqrt)
+    if not (abs(new_sigma - sigma) <= new_sigma / 3 and EPS * abs(new_mu) < new_sigma < HUGE > std):
+        return None
+    counts[0] = count + 1
+    moments[0], moments[1] = new_mu, new_sigma
+    shift[0], rounded = moments[0], moments[1]
+    moments[2], moments[3] = (new_mu - moments[0]) / EPS, (new_sigma - rounded) / EPS
+    new = scale[0] = _scale(s, moments[0], rounded)
+    grad = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        head._rescale(memory.layers, Near((old - new) / new, (mu - shift[0]) / new), optimizer, how)
+        increment_version(memory.tensors[:2])
+        return y.sub(memory.tensors[1]).div_(memory.tensors[0])
+    finally:
+        torch._C._set_grad_enabled(grad)
+
+
+def _measured(y: Tensor) -> tuple[float, float]:
+    """Return mean and standard deviation of targets; NaN if there are none, or some are not finite."""
+    if y.numel() > FEW:
+        values = y.detach().numpy().astype(np.float64).reshape(-1)
+        if not values.dot(values) < math.inf:
+            return math.nan, math.nan
+        mean = float(values.mean())
+        values -= mean
+        return mean, math.sqrt(values.dot(values) / values.size)
+    some = y.tolist() if y.ndim == 1 else y.reshape(-1).tolist()
+    n = len(some)
+    mean = sum(some) / n if n else math.nan
+    return mean, math.sqrt(sum([(x - mean) * (x - mean) for x in some]) / n) if n else math.nan
+
+
+def _scale(std: float, mu: float, sigma: float) -> float:
+    """Return the scale, which is never below the last bit of the shift."""
+    scale = max(sigma, EPS * abs(mu)) if sigma > 0 else 0.0
+    return scale if std == 1 else float(np.float32(scale) / std)
