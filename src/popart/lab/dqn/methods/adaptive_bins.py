@@ -1,4 +1,4 @@
-"""HL-Gauss with bins in normalised units, which follow scale and shift: no range has to be known. With Adam."""
+"""HL-Gauss with bins in normalised units, which follow scale and shift: no range has to be known."""
 
 from popart import Moments
 from popart.alternatives import HLGauss, Symlog

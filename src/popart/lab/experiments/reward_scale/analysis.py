@@ -18,14 +18,14 @@ agent's rewards are multiplied by the scale. Lines: means over seeds. Dots: sing
 same network, optimizer and learning rate."""
 
 METHODS_FIGURE = """Return of the episodes in the last fifth of training, in the game's own units, when the
-agent's rewards are multiplied by the scale: interquartile mean over random seeds with a 95 % bootstrap interval.
-Black: learning rate 0.001. Blue, dashed: the learning rate that is best for the method at a scale of 1, if that
-is another one. Green line: Pop-Art at 0.001."""
+agent's rewards are multiplied by the scale: interquartile mean over random seeds with a 95 % bootstrap
+interval. Black: learning rate 0.001. Blue, dashed: the learning rate that is best for the method at a scale
+of 1, if that is another one. Green line: Pop-Art at 0.001."""
 
 TABLE = "The mean return of each agent in the last fifth of its training, in the game's own units."
 
-SUMMARY = """Interquartile mean over random seeds of the return at each scale of rewards, with its 95 % bootstrap
-interval. A method has a second row if its best learning rate at a scale of 1 is not 0.001."""
+SUMMARY = """Interquartile mean over random seeds of the return at each scale of rewards, with its 95 %
+bootstrap interval. A method has a second row if its best learning rate at a scale of 1 is not 0.001."""
 
 Returns = Mapping[tuple[str, str, float], np.ndarray]
 """For each game, method and learning rate with which all scales were run, (scales, seeds)."""
