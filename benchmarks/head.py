@@ -9,6 +9,8 @@ plain head, and the quartiles over rounds of the ratio within a round. There are
   compiled and, on a GPU, as a CUDA graph.
 - small: 4→64→64→2, the size of Stable-Baselines3's DQN on CartPole. PyTorch eager.
 
+PyTorch's eager mode has a row for each head of `popart.torch.alternatives`, too.
+
     python -m benchmarks.head [CSV] [--network nature small] [--batch 32] [--seconds 20]
 """
 
@@ -33,6 +35,7 @@ from torch import Tensor, nn
 import popart
 import popart.jax
 import popart.torch
+from benchmarks.head_alternatives import HEADS, loss_of
 from benchmarks.tables import installed, publish
 from benchmarks.timing import Case, compare
 
@@ -115,13 +118,17 @@ def torch_case(name: str, kind: str, mode: str, batch: int) -> Case:
         norm = PopArtValueNorm(shape=1, device=DEVICE)
     body = network.body().to(DEVICE)
     make: Any = functools.partial(popart.torch.PopArt, art=ART) if kind == "popart" else nn.Linear
+    make = HEADS.get(kind, make)
     head = make(network.features, network.actions).to(DEVICE)
     if kind == "popart":  # A target network is copied from a head that has seen targets.
         head.update(torch.randn(batch, device=DEVICE))
     target = copy.deepcopy(body), copy.deepcopy(head)
     parameters = [*body.parameters(), *head.parameters()]
     optimizer = torch.optim.Adam(parameters, RATE, capturable=DEVICE.type == "cuda")
-    loss = torch_loss(kind, network.stack, body, head, norm, target)
+    if kind in HEADS:
+        loss = loss_of(network.stack, DISCOUNT, body, head)
+    else:
+        loss = torch_loss(kind, network.stack, body, head, norm, target)
     apply: Any = optimizer.step
     if mode != "eager":
         loss, apply = torch.compile(loss, fullgraph=norm is None), torch.compile(optimizer.step)
@@ -283,9 +290,13 @@ def groups(networks: Sequence[str], batch: int) -> list[list[Case]]:
     if "nature" in networks:
         found += [[jax_case(kind, mode, batch) for kind in jax_kinds] for mode in ("jit", "jit, in a scan")]
         modes = ["eager", "compiled", *(["CUDA graph"] if DEVICE.type == "cuda" else [])]
-        found += [[torch_case("nature", kind, mode, batch) for kind in torch_kinds] for mode in modes]
+        kinds = {"eager": [*torch_kinds, *HEADS]}
+        found += [
+            [torch_case("nature", kind, mode, batch) for kind in kinds.get(mode, torch_kinds)]
+            for mode in modes
+        ]
     if "small" in networks:
-        found.append([torch_case("small", kind, "eager", batch) for kind in torch_kinds])
+        found.append([torch_case("small", kind, "eager", batch) for kind in (*torch_kinds, *HEADS)])
     return found
 
 

@@ -158,7 +158,7 @@ def test_the_experiment_of_the_laboratory_page(
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
-GENERATED = ("dqn.ipynb", "commands.md", "core.md", "torch.md", "jax.md")
+GENERATED = ("dqn.ipynb", "commands.md", "core.md", "torch.md", "jax.md", "alternatives.md")
 """Files that are made when the site is built, or have headings that are: the strict build checks these."""
 
 

@@ -57,10 +57,10 @@ def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: st
 
 @compiled_once
 def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
-    scales, seeds = jnp.array(SCALES), jnp.arange(1)
+    scales = jnp.array(SCALES)
     popart, plain = (
-        np.asarray(train(agent, "Catch-bsuite", STEPS, scales, seeds)).mean(1)
-        for agent in ("popart", "unclipped")
+        np.asarray(train(method, "catch", STEPS, jnp.full(3, 1e-3), scales, jnp.zeros(3, int)))
+        for method in ("popart", "unclipped")
     )
     assert (popart > 0.7).all()
     assert plain[1] > 0.7
@@ -72,7 +72,7 @@ def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
 @compiled_once
 def test_a_killed_run_is_resumed_to_the_same_table(tmp_path: Path) -> None:
     """On one core, so that one of the two agents is done before the other."""
-    arguments = ["scale", "--games", "catch", "--agents", "popart", "unclipped", *SMALL]
+    arguments = ["scale", "--games", "catch", "--methods", "popart", "unclipped", *SMALL]
     out, whole, said = tmp_path / "killed", tmp_path / "whole", tmp_path / "said"
     with started([*arguments, "--out", str(out)], said, cores=1) as process:
         while process.is_alive() and not (out / "returns.csv").exists():
@@ -106,8 +106,11 @@ def test_in_the_results_clipping_hurts_only_at_small_scales() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--games", "pong"], ["games has 'pong'", "cartpole, catch, breakout, space_invaders"]),
-        (["--agents", "popat"], ["did you mean 'popart'?"]),
+        (
+            ["--games", "pong"],
+            ["games has 'pong'", "cartpole, catch, breakout, space_invaders, asterix, freeway"],
+        ),
+        (["--methods", "popat"], ["did you mean 'popart'?"]),
         (["--scales", "0"], ["scales has 0.0"]),
         (["--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
         (["--steps", "10"], ["steps is 10; it must be 2000 or more"]),

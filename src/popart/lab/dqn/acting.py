@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from popart.jax.alternatives import Head
 from popart.lab.dqn import learner, replay
 from popart.lab.dqn.config import AgentConfig
 from popart.lab.dqn.learner import Learner, Metrics
@@ -22,11 +23,12 @@ def observe(
     stack_size: int,
     first: Index = 0,
     actions: jax.Array | int | None = None,
+    head: Head | None = None,
 ) -> tuple[Replay, jax.Array]:
     """Store what the environments from `first` on show, and choose an action for each."""
     memory = replay.insert(memory, observed, first)
     stacks = replay.newest(memory, stack_size, first, len(observed.first))
-    action = learner.act(network, params, stacks, epsilon, key, actions)
+    action = learner.act(network, params, stacks, epsilon, key, actions, head)
     return replay.record(memory, action, first), action
 
 

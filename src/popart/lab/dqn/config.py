@@ -5,8 +5,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import popart
+from popart.jax.alternatives import Head, Linear, half_square
+from popart.lab.dqn.rewards import AsTheyAre, Rewards
 
 AgentName = Literal["clipped", "unclipped", "popart"]
 AGENTS: tuple[AgentName, ...] = ("clipped", "unclipped", "popart")
@@ -45,6 +48,15 @@ class AgentConfig:
     @property
     def art(self) -> popart.Rule[Any]:
         return popart.Moments(self.beta) if self.agent == "popart" else popart.Fixed()
+
+    def head(self, actions: int) -> Head:
+        """Return the last layer of a network with a number of actions."""
+        return Linear(self.art, cost=optax.huber_loss if self.clips else half_square)
+
+    @property
+    def rewards(self) -> Rewards:
+        """What is done to rewards, beside clipping."""
+        return AsTheyAre()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import optax
 
 import popart.jax
+from popart.alternatives import ReturnScaling
+from popart.jax.alternatives import Head
 from popart.lab.dqn.config import AgentConfig
 from popart.lab.dqn.networks import Network, Params, he
 from popart.lab.dqn.replay import Transitions
@@ -56,10 +58,18 @@ class Metrics(NamedTuple):
 
 def init(config: AgentConfig, network: Network, key: jax.Array) -> Learner:
     params = network.init(key) if config.initial_weights == "dqn" else he(network.init(key))
-    statistics = popart.jax.init(config.art, params["head"])
+    head = config.head(network.actions)
+    if head.width > 1:
+        params = {**params, "head": jax.tree.map(partial(_widened, head.width), params["head"])}
+    statistics = head.init(params["head"])
     optimizer = _optimizer(config).init(params)
     learner = Learner(params, statistics, params, statistics, optimizer, jnp.zeros((), jnp.int32))
     return copy_target(learner)
+
+
+def _widened(width: int, x: jax.Array) -> jax.Array:
+    """Return zeros with `width` numbers for each output, which is on the last axis."""
+    return jnp.zeros((*x.shape[:-1], x.shape[-1] * width))
 
 
 def copy_target(learner: Learner) -> Learner:
@@ -75,10 +85,12 @@ def act(
     epsilon: jax.Array | float,
     key: jax.Array,
     actions: jax.Array | int | None = None,
+    head: Head | None = None,
 ) -> jax.Array:
     """Choose the best actions, or with probability epsilon random ones. The best do not depend on units."""
     explore, choose = jax.random.split(key)
-    outputs = popart.jax.normalized(params["head"], network.features(params["body"], observations))
+    normalized = popart.jax.normalized if head is None else head.normalized
+    outputs = normalized(params["head"], network.features(params["body"], observations))
     best = best_action(outputs, actions)
     number = network.actions if actions is None else actions
     random = jax.random.randint(choose, best.shape, 0, number)
@@ -97,7 +109,7 @@ def values(
 ) -> jax.Array:
     """Return Q in the units of the rewards, (batch, actions)."""
     h = network.features(params["body"], observations)
-    return popart.jax.values(config.art, statistics, params["head"], h)
+    return config.head(network.actions).values(statistics, params["head"], h)
 
 
 def targets(
@@ -113,8 +125,11 @@ def targets(
     network in the units of the rewards.
     """
     later = jnp.take_along_axis(target, best_action(online, actions)[:, None], 1)[:, 0]
-    reward = jnp.clip(batch.reward, -1, 1) if config.clips else batch.reward
-    return reward + jnp.where(batch.terminal, 0.0, config.discount * later)
+    return _reward(config, batch) + jnp.where(batch.terminal, 0.0, config.discount * later)
+
+
+def _reward(config: AgentConfig, batch: Transitions) -> jax.Array:
+    return jnp.clip(batch.reward, -1, 1) if config.clips else batch.reward
 
 
 def learn(
@@ -150,21 +165,22 @@ def update(
     actions: jax.Array | int | None = None,
 ) -> tuple[Learner, Metrics]:
     """Make one update: targets, statistics and head, then the gradient. `target` is as in `targets`."""
-    body = learner.params["body"]
-    online = popart.jax.normalized(learner.params["head"], network.features(body, batch.later))
+    body, head = learner.params["body"], config.head(network.actions)
+    online = head.normalized(learner.params["head"], network.features(body, batch.later))
     y = targets(config, batch, online, target, actions)
-    step = popart.jax.step(config.art, learner.statistics, learner.params["head"], y, weights=batch.weight)
+    if isinstance(head.art, ReturnScaling):
+        discount = jnp.where(batch.terminal, 0.0, config.discount)
+        y = jnp.stack((_reward(config, batch), discount, y), -1)
+    step = head.step(learner.statistics, learner.params["head"], y, weights=batch.weight)
     params = {**learner.params, "head": step.head}
 
     def loss(params: Params) -> jax.Array:
         h = network.features(params["body"], batch.observation)
-        error = popart.jax.normalized(params["head"], h, index=batch.action) - step.targets
-        cost = optax.huber_loss(error) if config.clips else error**2 / 2
-        return (batch.weight * cost).mean()
+        return (batch.weight * head.loss(params["head"], h, step.targets, index=batch.action)).mean()
 
     value, gradient = jax.value_and_grad(loss)(params)
     changes, optimizer = _optimizer(config).update(gradient, learner.optimizer, params, change=step.change)
-    affine = config.art.affine(step.state)
+    affine = head.affine(step.state)
     body_norm, head_norm = _norm(gradient["body"]), _norm(gradient["head"])
     metrics = Metrics(
         value, jnp.hypot(body_norm, head_norm), body_norm, head_norm, affine.scale, affine.shift

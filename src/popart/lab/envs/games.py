@@ -1,4 +1,4 @@
-"""The games by name: the paper's 57 on Atari with their published scores, and four small ones."""
+"""The games by name: the paper's 57 on Atari with their published scores, and six small ones."""
 
 import csv
 from functools import cache
@@ -34,12 +34,17 @@ class SmallGame(NamedTuple):
     label: str
     steps: int
 
+    reach: float = 10.0
+    """A bound of its values, with a discount of 0.99; most are far below 10."""
+
 
 SMALL = {
-    "cartpole": SmallGame("CartPole-v1", "CartPole", 50_000),
+    "cartpole": SmallGame("CartPole-v1", "CartPole", 50_000, 100.0),
     "catch": SmallGame("Catch-bsuite", "Catch", 20_000),
     "minatar_breakout": SmallGame("Breakout-MinAtar", "Breakout (MinAtar)", 30_000),
     "minatar_space_invaders": SmallGame("SpaceInvaders-MinAtar", "Space Invaders (MinAtar)", 30_000),
+    "minatar_asterix": SmallGame("Asterix-MinAtar", "Asterix (MinAtar)", 30_000),
+    "minatar_freeway": SmallGame("Freeway-MinAtar", "Freeway (MinAtar)", 50_000),
 }
 
 

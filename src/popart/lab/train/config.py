@@ -142,7 +142,7 @@ class Train:
 
     game: tuple[str, ...] = ("pong",)
     """One or more of the paper's 57 games, such as ms_pacman; all for all 57; or cartpole, catch,
-    minatar_breakout, minatar_space_invaders."""
+    minatar_breakout, minatar_space_invaders, minatar_asterix, minatar_freeway."""
 
     agent: tuple[str, ...] = ("popart",)
     """One or more agents, or all. clipped: Double DQN as published, with rewards and errors clipped to

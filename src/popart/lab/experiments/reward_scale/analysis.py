@@ -4,47 +4,83 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from popart.lab.analysis import Page
-from popart.lab.experiments.reward_scale.config import AGENTS, GAMES
-from popart.lab.figures import AGENT_COLOURS, letter, styled, subplots
+from popart.lab.experiments.reward_scale.config import AGENTS, GAMES, METHODS, RATE, RATES
+from popart.lab.experiments.reward_scale.statistics import estimate
+from popart.lab.figures import AGENT_COLOURS, INK, POPART, letter, styled, subplots
 
 FIGURE = """Mean return of the episodes in the last fifth of training, in the game's own units, when the
 agent's rewards are multiplied by the scale. Lines: means over seeds. Dots: single agents. All agents have the
 same network, optimizer and learning rate."""
 
+METHODS_FIGURE = """Return of the episodes in the last fifth of training, in the game's own units, when the
+agent's rewards are multiplied by the scale: interquartile mean over random seeds with a 95 % bootstrap
+interval. Black: learning rate 0.001. Blue, dashed: the learning rate that is best for the method at a scale
+of 1, if that is another one. Green line: Pop-Art at 0.001."""
+
 TABLE = "The mean return of each agent in the last fifth of its training, in the game's own units."
 
-Returns = Mapping[tuple[str, str], np.ndarray]
-"""For each game and agent, (scales, seeds)."""
+SUMMARY = """Interquartile mean over random seeds of the return at each scale of rewards, with its 95 %
+bootstrap interval. A method has a second row if its best learning rate at a scale of 1 is not 0.001."""
+
+Returns = Mapping[tuple[str, str, float], np.ndarray]
+"""For each game, method and learning rate with which all scales were run, (scales, seeds)."""
 
 
 def analyse(page: Page) -> None:
-    returns = _returns(page)
-    page.figure("scale", "Return against the scale of rewards", FIGURE, _figure(page.settings, returns))
-    page.show_table("returns", "All agents", TABLE)
-    if "popart" in page.settings["agents"]:
+    returns, methods = _returns(page), _methods(page.settings)
+    if set(methods) <= set(AGENTS):
+        page.figure("scale", "Return against the scale of rewards", FIGURE, _figure(page.settings, returns))
+    else:
         for game in page.settings["games"]:
-            _find(page, game, {agent: returns[game, agent].mean(1) for agent in page.settings["agents"]})
+            heading = f"Return against the scale of rewards: {GAMES[game].label}"
+            page.figure(
+                f"scale-{game}", heading, METHODS_FIGURE, _methods_figure(page.settings, game, returns)
+            )
+        page.show_table("summary", "All methods", SUMMARY, _summary(page.settings, returns))
+    page.show_table("returns", "All agents", TABLE)
+    if "popart" in methods:
+        for game in page.settings["games"]:
+            _find(page, game, {method: returns[game, method, RATE].mean(1) for method in methods})
+
+
+def _methods(settings: Mapping[str, Any]) -> Sequence[str]:
+    """Return the methods of a run; earlier releases called them agents."""
+    return settings["methods"] if "methods" in settings else settings["agents"]
 
 
 def _returns(page: Page) -> Returns:
-    rows, scales = page.needed_table("returns"), page.settings["scales"]
-    cases = [(game, agent) for game in page.settings["games"] for agent in page.settings["agents"]]
+    scales: Sequence[float] = page.settings["scales"]
+    found: dict[tuple[str, str, float, float], list[float]] = {}
+    for row in page.needed_table("returns"):
+        case = row["game"], row.get("method") or row["agent"], float(row.get("rate", RATE))
+        found.setdefault((*case, float(row["scale"])), []).append(float(row["return"]))
+    cases = [
+        (game, method, rate)
+        for game in page.settings["games"]
+        for method in _methods(page.settings)
+        for rate in RATES
+        if all((game, method, rate, scale) in found for scale in scales)
+    ]
+    return {case: np.array([found[*case, scale] for scale in scales]) for case in cases}
 
-    def at(case: tuple[str, str], scale: float) -> list[float]:
-        mine = (row for row in rows if (row["game"], row["agent"]) == case)
-        return [float(row["return"]) for row in mine if float(row["scale"]) == scale]
 
-    return {case: np.array([at(case, scale) for scale in scales]) for case in cases}
+def _summary(settings: Mapping[str, Any], returns: Returns) -> list[dict[str, Any]]:
+    return [
+        {"game": GAMES[game].label, "method": METHODS[method], "learning rate": rate}
+        | {f"{scale:g}": str(estimate(x)) for scale, x in zip(settings["scales"], found, strict=True)}
+        for (game, method, rate), found in returns.items()
+    ]
 
 
 def _find(page: Page, game: str, means: dict[str, np.ndarray]) -> None:
     popart = means.pop("popart")
     best = max((m.max() for m in means.values()), default=popart.max())
-    others = "; ".join(f"{AGENTS[agent]} {m.min():.3g} to {m.max():.3g}" for agent, m in means.items())
+    others = "; ".join(f"{METHODS[method]} {m.min():.3g} to {m.max():.3g}" for method, m in means.items())
     page.find(
         f"With Pop-Art the scale of rewards does not matter in {GAMES[game].label}",
         paper="updates do not depend on the scale of targets",
@@ -61,10 +97,10 @@ def _figure(settings: Mapping[str, Any], returns: Returns) -> Figure:
     lines = -(-len(games) // columns)
     figure, panels = subplots(lines, columns, height=2.1 * lines + 0.4, squeeze=False)
     for axes, game in zip(panels.flat, games, strict=False):
-        for agent in settings["agents"]:
-            found, colour = returns[game, agent], AGENT_COLOURS[agent]
+        for method in _methods(settings):
+            found, colour = returns[game, method, RATE], AGENT_COLOURS[method]
             axes.plot(settings["scales"], found, ".", color=colour, alpha=0.35, markersize=4)
-            label = AGENTS[agent] if game == games[0] else None
+            label = METHODS[method] if game == games[0] else None
             axes.plot(settings["scales"], found.mean(1), color=colour, label=label, linewidth=1.6)
         axes.set(xscale="log", xlabel="scale of rewards", ylabel="return")
         axes.xaxis.set_major_locator(LogLocator(10, numticks=9))
@@ -75,3 +111,37 @@ def _figure(settings: Mapping[str, Any], returns: Returns) -> Figure:
         axes.remove()
     figure.legend(loc="outside upper center", ncols=3)
     return figure
+
+
+@styled
+def _methods_figure(settings: Mapping[str, Any], game: str, returns: Returns) -> Figure:
+    """Draw one small panel per method."""
+    methods, scales = _methods(settings), settings["scales"]
+    columns = min(4, len(methods))
+    lines = -(-len(methods) // columns)
+    figure, panels = subplots(
+        lines, columns, height=1.45 * lines + 0.3, squeeze=False, sharex=True, sharey=True
+    )
+    for axes, method in zip(panels.flat, methods, strict=False):
+        if (game, "popart", RATE) in returns:
+            pop = [estimate(x).mean for x in returns[game, "popart", RATE]]
+            axes.plot(scales, pop, color=POPART, linewidth=1.0, alpha=0.8)
+        for rate, colour, dash in ((RATE, INK, "-"), *((r, "#1f5fd0", "--") for r in RATES if r != RATE)):
+            if (game, method, rate) in returns:
+                _curve(axes, scales, returns[game, method, rate], colour, dash)
+        axes.set(xscale="log")
+        axes.xaxis.set_major_locator(LogLocator(1e8, numticks=3))
+        axes.minorticks_off()
+        axes.grid()
+        axes.set_title(METHODS[method], loc="left", fontsize=8)
+    for axes in panels.flat[len(methods) :]:
+        axes.remove()
+    figure.supxlabel("scale of rewards", fontsize=9)
+    figure.supylabel("return", fontsize=9)
+    return figure
+
+
+def _curve(axes: Axes, scales: Sequence[float], found: np.ndarray, colour: str, dash: str) -> None:
+    means, lows, highs = np.array([estimate(x) for x in found]).T
+    axes.fill_between(scales, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(scales, means, dash, color=colour, marker=".", markersize=4)

@@ -10,10 +10,35 @@ from popart.lab.checks import check_grid, check_names, check_seed, check_whole
 from popart.lab.envs.games import SMALL
 
 GAMES = {name.removeprefix("minatar_"): game for name, game in SMALL.items()}
+PAPER_GAMES = ("cartpole", "catch", "breakout", "space_invaders")
 
-AGENTS = {"unclipped": "Double DQN", "clipped": "with clipping", "popart": "with Pop-Art"}
+METHODS = {
+    "unclipped": "Double DQN",
+    "clipped": "with clipping",
+    "popart": "with Pop-Art",
+    "art": "Art without Pop",
+    "scale_only": "scale only",
+    "vecnormalize": "VecNormalize",
+    "return_scaling": "return-based scaling",
+    "percentile_span": "percentile span",
+    "h": "h(x)",
+    "symlog": "symlog",
+    "two_hot": "two-hot, symlog bins",
+    "hl_gauss": "HL-Gauss",
+    "adaptive_bins": "HL-Gauss, normalised bins",
+}
+"""The label of each method; a file of the same name in `popart.lab.dqn.methods` defines it."""
+
+AGENTS = ("unclipped", "clipped", "popart")
+"""The methods of the paper's comparison."""
 
 SCALES = tuple(10.0**k for k in range(-8, 9, 4))
+
+RATE = 1e-3
+RATES = (3e-4, RATE, 3e-3)
+"""The learning rate of all methods, and those to choose from."""
+
+QUICK = {"games": ("catch",), "scales": (1e-8, 1.0, 1e8), "seeds": 1, "steps": 10_000}
 
 _Scales = Annotated[
     tuple[float, ...], tyro.conf.arg(help_behavior_hint="(default: 10^-8, 10^-4, 1, 10^4, 10^8)")
@@ -25,24 +50,34 @@ class Scale:
     """Train agents on small games with rewards multiplied by very different scales.
 
     Double DQN without clipping, with clipping and with Pop-Art learns each game at each scale, always with
-    the same hyperparameters. Only with Pop-Art does it learn at all scales.
+    the same hyperparameters. Only with Pop-Art does it learn at all scales. Other methods that people use to
+    cope with the size of rewards are compared with --methods all.
     """
 
-    games: tuple[str, ...] = tuple(GAMES)
-    """Games to play: cartpole, catch, breakout, space_invaders."""
+    games: tuple[str, ...] = PAPER_GAMES
+    """Games to play: cartpole, catch, breakout, space_invaders, asterix, freeway."""
 
-    agents: tuple[str, ...] = tuple(AGENTS)
-    """Agents to train. unclipped: Double DQN on unclipped rewards; clipped: rewards and errors clipped to
-    [-1, 1]; popart: Double DQN on unclipped rewards with Pop-Art."""
+    methods: tuple[str, ...] = AGENTS
+    """Methods to compare, or all. unclipped: Double DQN on unclipped rewards; clipped: rewards and errors
+    clipped to [-1, 1]; popart: unclipped rewards with Pop-Art; art, scale_only, vecnormalize, return_scaling,
+    percentile_span, h, symlog, two_hot, hl_gauss, adaptive_bins: docs/explanation/which-normalisation.md."""
 
     scales: _Scales = SCALES
     """Factors by which rewards are multiplied."""
 
     seeds: int = 3
-    """Number of random seeds for each game, agent and scale."""
+    """Number of random seeds for each game, method and scale."""
 
     steps: int | None = None
     """Environment steps of each agent. By default as many as the game needs, 20,000 to 50,000."""
+
+    tuned: bool = False
+    """Also train each method with the learning rate (0.0003, 0.001 or 0.003) that is best for it at a scale
+    of 1, if that is not 0.001."""
+
+    quick: bool = False
+    """Train on catch alone for 10,000 steps, at three scales with one random seed. Options that set these are
+    ignored."""
 
     seed: int = 0
     """The first random seed."""
@@ -51,13 +86,19 @@ class Scale:
     """Run folder. An interrupted run in it is resumed."""
 
     def __post_init__(self) -> None:
+        if self.methods == ("all",):
+            object.__setattr__(self, "methods", tuple(METHODS))
+        for name, value in QUICK.items() if self.quick else ():
+            object.__setattr__(self, name, value)
         check_names("games", self.games, GAMES)
-        check_names("agents", self.agents, AGENTS)
+        check_names("methods", self.methods, METHODS)
         check_grid("scales", self.scales)
         check_whole("seeds", self.seeds, 1)
         check_seed(self.seed)
         if self.steps is not None:
             check_whole("steps", self.steps, 2000)
+        if self.tuned and 1.0 not in self.scales:
+            raise ValueError(f"scales are {self.scales} and tuned is True; they must contain 1")
 
     def steps_of(self, game: str) -> int:
         return self.steps or GAMES[game].steps

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ class State(NamedTuple):
     world: World
     seen: TimeStep
     scores: jax.Array
+    rewards: Any
     key: jax.Array
 
 
@@ -56,7 +57,8 @@ def init(training: Training, config: AgentConfig, game: Game, key: jax.Array) ->
     slots = training.steps // training.environments + 1
     memory = replay.init(training.environments, slots, game.shape, seen.observation.dtype)
     agent = learner.init(config, network_for(game), weights)
-    return State(agent, memory, world, seen, jnp.zeros(training.environments), key)
+    rewards = config.rewards.init(training.environments)
+    return State(agent, memory, world, seen, jnp.zeros(training.environments), rewards, key)
 
 
 def advance(
@@ -68,15 +70,18 @@ def advance(
     seen = state.seen._replace(reward=scale * state.seen.reward)
     steps = state.replay.written.sum()
     epsilon = schedule.epsilon_at(steps)
-    memory, action = observe(network, state.learner.params, state.replay, seen, epsilon, acting, 1)
+    head = config.head(network.actions)
+    memory, action = observe(network, state.learner.params, state.replay, seen, epsilon, acting, 1, head=head)
+    rewards = config.rewards.observe(state.rewards, seen.reward, seen.first)
+    learnable = memory._replace(reward=config.rewards.apply(rewards, memory.reward))
     updates = schedule.updates_due(0, training.environments)
     learned, _ = learn(
-        config, network, state.learner, memory, learning, updates, 1, schedule.updates_per_copy
+        config, network, state.learner, learnable, learning, updates, 1, schedule.updates_per_copy
     )
     agent = jax.tree.map(partial(jnp.where, steps > schedule.warm_up), learned, state.learner)
     world, new = game.step(state.world, action, moving)
     scores = jnp.where(new.first, 0.0, state.scores) + new.reward
-    return State(agent, memory, world, new, scores, key), Progress(new.last, scores)
+    return State(agent, memory, world, new, scores, rewards, key), Progress(new.last, scores)
 
 
 def network_for(game: Game) -> MLP:

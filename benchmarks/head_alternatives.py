@@ -1,0 +1,42 @@
+"""The heads of `popart.torch.alternatives` in the training step of `benchmarks/head.py`."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import popart
+from popart.alternatives import H, HLGauss, Symlog, TwoHot
+from popart.torch import PopArt
+from popart.torch.alternatives import Art, Categorical, Transformed
+
+MOMENTS = popart.Moments(beta=1e-4)
+BINS = HLGauss(-4, 4, 51, Symlog())
+
+HEADS: dict[str, Callable[[int, int], Any]] = {
+    "Art without Pop": lambda n, k: Art(n, k, MOMENTS),
+    "scale only": lambda n, k: PopArt(n, k, popart.Moments(1e-4, symmetric=True)),
+    "h(x)": lambda n, k: Transformed(n, k, transform=H()),
+    "symlog": lambda n, k: Transformed(n, k, transform=Symlog()),
+    "two-hot, 255 bins": lambda n, k: Categorical(n, k, TwoHot()),
+    "HL-Gauss, 51 bins": lambda n, k: Categorical(n, k, HLGauss()),
+    "HL-Gauss, 51 normalised bins": lambda n, k: Categorical(n, k, BINS, MOMENTS),
+}
+
+
+def loss_of(stack: int, discount: float, body: nn.Module, head: Any) -> Callable[..., Tensor]:
+    """Return the loss of a step of Double Q-learning, with an update of the head."""
+    head.update(torch.randn(32, device=head.weight.device))  # a target network's head has seen targets
+    old_body, old_head = copy.deepcopy(body), copy.deepcopy(head)
+
+    def loss(frames: Tensor, actions: Tensor, rewards: Tensor, at: Tensor, optimizer: Any) -> Tensor:
+        seen = frames[at[:, None] + torch.arange(stack + 1, device=at.device)]
+        s, s_next, a, r = seen[:, :-1], seen[:, 1:], actions[at + stack - 1], rewards[at + stack - 1]
+        with torch.no_grad():
+            best = head.normalized(body(s_next)).argmax(1, keepdim=True)
+            y = r + discount * old_head(old_body(s_next)).gather(1, best)[:, 0]
+        return head.loss(body(s), y, index=a, optimizer=optimizer)
+
+    return loss

@@ -1,0 +1,13 @@
+"""Rewards and errors clipped to [-1, 1]. Another problem than the game's if rewards differ in size."""
+
+import optax
+
+import popart
+from popart.jax.alternatives import Linear
+from popart.lab.dqn.methods import Method
+
+METHOD = Method(
+    "Mnih et al., 2015 (Nature 518)",
+    lambda config, actions: Linear(popart.Fixed(), cost=optax.huber_loss),
+    agent="clipped",
+)
