@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import popart
 from popart._installation import check_installation
+from popart.lab.console import endure_lost_output, say
+from popart.lab.stops import STATUS, listening, waiting_for
 
 COMMANDS = {
     "reproduce": "popart.lab.reproduce:Reproduce",
@@ -34,6 +36,7 @@ settings, tables and figures: a finished run is not repeated, and an interrupted
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit with status 2 for an error that the user can correct, 130 when interrupted."""
+    endure_lost_output()
     try:
         check_installation()
     except ImportError as error:
@@ -42,28 +45,48 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"popart {popart.__version__}")
         return
+    again = "start over" if arguments[0] in NOT_RESUMED else "resume"
+    with listening(f"Interrupted. Run the same command again to {again}.", _clean_up):
+        try:
+            _run(arguments)
+        except KeyboardInterrupt:
+            say(f"Interrupted. Run the same command again to {again}.")
+            os._exit(STATUS)  # threads may be in the middle of a long computation; do not wait for them
+
+
+def _clean_up() -> None:
+    """Remove temporary files, if any module is loaded that makes them."""
+    if files := sys.modules.get("popart.lab.files"):
+        files.remove_temporaries()
+
+
+def _run(arguments: list[str]) -> None:
     try:
         import tyro
     except ImportError:
         _exit('the laboratory is not installed; install it with: pip install "popart-learn[lab]"', 2)
     from popart.lab.checks import LabError, nearest
 
+    for word in arguments:
+        if not word.isprintable() and word != word.encode(errors="replace").decode():
+            _exit(f"{word!a} is not UTF-8; give a name that is", 2)
     name, *options = arguments
     if name.startswith("-"):
         commands = {name: _load(name) for name in COMMANDS}
         tyro.extras.subcommand_cli_from_dict(commands, prog="popart", description=DESCRIPTION, args=arguments)
     if name not in COMMANDS:
         _exit(f"there is no command {name!r}{nearest(name, COMMANDS)} Commands are {', '.join(COMMANDS)}", 2)
+    os.environ["JAX_ENABLE_X64"] = "0"  # results are those of single precision, on every machine
+    waiting_for(f"loading the program of popart {name}")
     command = tyro.cli(_load(name), prog=f"popart {name}", args=options)
     try:
         _show(command.run())
     except LabError as error:
         _exit(str(error), 2)
-    except KeyboardInterrupt:
-        again = "start over" if name in NOT_RESUMED else "resume"
-        message = f"popart: Interrupted. Run the same command again to {again}."
-        print(message, file=sys.stderr, flush=True)
-        os._exit(130)  # threads may be in the middle of a long computation; do not wait for them
+    except RuntimeError as error:
+        if "Unable to initialize backend" not in str(error):
+            raise
+        _exit(f"JAX finds no device: {str(error).splitlines()[0]}; unset JAX_PLATFORMS, or give cpu", 2)
 
 
 def _load(name: str) -> Any:

@@ -1,9 +1,7 @@
-"""Cores, memory and devices of this machine, threads on it, and signals that stop a command."""
+"""Cores, memory and devices of this machine, and threads on it."""
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -100,24 +98,3 @@ def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
         return available
     files = sum(int(n) for name, n in map(str.split, lines) if name in ("active_file", "inactive_file"))
     return min(available, most - used + files)  # files that were read or written are forgotten when needed
-
-
-@contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C or SIGTERM sets; a second one interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def hear(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = [(number, signal.signal(number, hear)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield stop
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

@@ -12,6 +12,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto import event_pb2, summary_pb2
 
 from popart.lab.checks import LabError
+from popart.lab.console import say
 from popart.lab.dqn.learner import Metrics
 from popart.lab.runs import Run
 from popart.lab.train.config import Member
@@ -29,13 +30,14 @@ RECENT = 100
 class MetricsTracker:
     """Writes a row for each member whenever it has played `log_every` frames, and one at its end.
 
-    A member whose loss or gradient is no longer finite is stopped.
+    A member whose loss, gradient, σ or μ is no longer a usable number is marked as diverged, and stopped.
     """
 
     def __init__(self, members: Sequence[Member], runs: Sequence[Run]) -> None:
         self._members, self._runs = members, runs
         self._records = [Record() for _ in members]
         self._tables: dict[int, Table] = {}
+        self._diverged: set[int] = set()
         self._pending: list[tuple[np.ndarray, jax.Array]] = []
 
     def step(self, turn: Turn) -> None:
@@ -73,9 +75,14 @@ class MetricsTracker:
             self._tables[member] = Table(self._runs[member], record.logged)
         self._tables[member].add(row)
         record.start_row(row)
-        if any(x is not None and not np.isfinite(x) for x in summary.values()):
-            loss, norm = summary["loss"], summary["gradient_norm"]
-            turn.fail(member, f"it diverged: loss {loss}, gradient norm {norm}")
+        reason = diverged(summary)
+        if reason and member not in self._diverged:
+            self._diverged.add(member)
+            frames = int(counts.frames[member])
+            self._runs[member].mark(diverged=f"after {frames:,} frames: {reason}")
+            say(f"{self._members[member].name} diverged after {frames:,} frames: {reason}")
+        if reason and self._members[member].stop_diverged:
+            turn.fail(member, f"it diverged: {reason}; --no-stop-diverged continues it")
 
     def notes(self, member: int) -> dict[str, Any]:
         self._fetch()
@@ -140,6 +147,16 @@ class Record:
         record = cls()
         vars(record).update(notes, updates=[np.array(x, np.float32) for x in notes["updates"]])
         return record
+
+
+def diverged(summary: Mapping[str, float | None]) -> str:
+    """Say which metrics are no longer usable numbers; an empty text if all are."""
+    wrong = {name: x for name, x in summary.items() if x is not None and not np.isfinite(x)}
+    if summary["scale"] == 0:
+        wrong["scale"] = 0.0
+    names = {"gradient_norm": "gradient norm", "scale": "σ", "shift": "μ"}
+    shown = [name for name in ("loss", *names) if name in wrong] or list(wrong)
+    return ", ".join(f"{names.get(name, name)} {wrong[name]}" for name in shown)
 
 
 def summary(updates: np.ndarray) -> dict[str, float | None]:
