@@ -83,10 +83,6 @@ def _run(arguments: list[str]) -> None:
         _show(command.run())
     except LabError as error:
         _exit(str(error), 2)
-    except RuntimeError as error:
-        if "Unable to initialize backend" not in str(error):
-            raise
-        _exit(f"JAX finds no device: {str(error).splitlines()[0]}; unset JAX_PLATFORMS, or give cpu", 2)
 
 
 def _load(name: str) -> Any:

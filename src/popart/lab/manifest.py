@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from popart.lab.checks import LabError
 from popart.lab.files import printable, read_file, write_atomically
-from popart.lab.machine import cores
+from popart.lab.machine import cores, first_device
 from popart.lab.schemas import Manifest, check
 
 MANIFEST = "manifest.json"
@@ -55,6 +56,24 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 def update_manifest(folder: Path, **changes: Any) -> None:
     """Change entries of a manifest and leave the rest as it was written, whatever its format."""
     write_manifest(folder, _load(folder) | changes)
+
+
+def own_command(folder: Path, manifest: dict[str, Any]) -> str:
+    """Return the command of a run, for the folder in which it is now."""
+    try:
+        words = shlex.split(manifest["command"])
+    except ValueError:
+        return manifest["command"]
+    if "--out" in words[:-1]:
+        at = words.index("--out") + 1
+        names = [str(manifest["settings"].get(name)) for name in ("game", "agent", "seed")]
+        of_several = folder.name == "-".join(names) != Path(words[at]).name  # a member of a fleet
+        words[at] = str(folder.parent if of_several else folder)
+    elif manifest["experiment"] == "evaluate":
+        words[2:3] = [str(folder.parent)]
+    else:
+        words += ["--out", str(folder)]
+    return shlex.join(words)
 
 
 def _load(folder: Path) -> dict[str, Any]:
@@ -108,9 +127,7 @@ def versions() -> dict[str, str]:
 
 def device() -> str:
     """Describe the machine: its GPU or CPU, cores, architecture and operating system."""
-    import jax
-
-    first = jax.devices()[0]
+    first = first_device()
     name = "CPU" if first.platform == "cpu" else first.device_kind
     return f"{name}; {cores()} cores, {platform.machine()}, {platform.system()}"
 

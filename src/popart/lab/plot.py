@@ -33,9 +33,9 @@ class Plot:
 def redraw(folder: Path) -> None:
     """Analyse the tables of a finished run again."""
     from popart.lab.analysis import analyse
-    from popart.lab.manifest import read_manifest, update_manifest
+    from popart.lab.manifest import own_command, read_manifest, update_manifest
 
     manifest = read_manifest(folder)
     if manifest["finished"] is None:
-        raise LabError(f"{folder} is not finished; finish it first with: {manifest['command']}")
+        raise LabError(f"{folder} is not finished; finish it first with: {own_command(folder, manifest)}")
     update_manifest(folder, **analyse(folder).results())

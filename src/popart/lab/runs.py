@@ -23,7 +23,17 @@ import filelock
 from popart.lab.analysis import analyse
 from popart.lab.checks import LabError
 from popart.lab.files import check_no_links, read_table, write_atomically, write_table
-from popart.lab.manifest import FORMAT, MANIFEST, commit, device, now, read_manifest, versions, write_manifest
+from popart.lab.manifest import (
+    FORMAT,
+    MANIFEST,
+    commit,
+    device,
+    now,
+    own_command,
+    read_manifest,
+    versions,
+    write_manifest,
+)
 from popart.lab.schemas import table_schema
 
 
@@ -159,7 +169,7 @@ class Run:
         if old != new:
             raise LabError(
                 f"{self.folder} is a run with other settings ({_difference(old, new)}); "
-                f"give another --out, or run its own command: {self._manifest['command']}"
+                f"give another --out, or run its own command: {own_command(self.folder, self._manifest)}"
             )
 
     def reopen(self) -> None:

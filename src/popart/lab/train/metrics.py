@@ -1,20 +1,18 @@
 """The tracker of metrics: rows of metrics.csv, and the same for TensorBoard."""
 
 import csv
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
 import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2, summary_pb2
 
 from popart.lab.checks import LabError
 from popart.lab.console import say
 from popart.lab.dqn.learner import Metrics
 from popart.lab.runs import Run
+from popart.lab.tensorboard import Events
 from popart.lab.train.config import Member
 from popart.lab.train.loop import Turn
 from popart.lab.train.tracker import crossed
@@ -176,12 +174,8 @@ class Table:
 
     def __init__(self, run: Run, frames: int) -> None:
         self._path = run.folder / f"{NAME}.csv"
-        folder = run.folder / "tensorboard"
         with self._writing():
-            folder.mkdir(exist_ok=True)
-            self._events = EventsWriter(str(folder / "events"))  # SummaryWriter hangs when a disk is full
-            begun = _proto(event_pb2, "SessionLog")(status=_proto(event_pb2, "SessionLog").START)
-            self._write_event(step=frames + 1, session_log=begun)
+            self._events = Events(run.folder / "tensorboard", frames + 1)
 
     def add(self, row: Mapping[str, Any]) -> None:
         new = not self._path.exists()
@@ -192,12 +186,7 @@ class Table:
                     writer.writeheader()
                 writer.writerow({k: "" if v is None else v for k, v in row.items()})
             shown = {k: v for k, v in row.items() if v is not None and k != "frames"}
-            values = [{"tag": name, "simple_value": value} for name, value in shown.items()]
-            self._write_event(step=row["frames"], summary=_proto(summary_pb2, "Summary")(value=values))
-
-    def _write_event(self, **content: Any) -> None:
-        self._events.write_event(_proto(event_pb2, "Event")(wall_time=time.time(), **content))
-        self._events.flush()
+            self._events.add(row["frames"], shown)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -212,11 +201,6 @@ class Table:
     def close(self) -> None:
         with suppress(OSError):  # all rows are flushed
             self._events.close()
-
-
-def _proto(module: Any, name: str) -> Any:
-    """Return a message's class, which is made when the module is imported."""
-    return getattr(module, name)
 
 
 def _mean(values: Sequence[float]) -> float | None:
