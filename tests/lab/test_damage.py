@@ -1,4 +1,4 @@
-"""What is read from a run folder is checked: files, fields and values are named, and links are not followed."""
+"""What is read from a run folder is checked: files, fields and values are named, links are not followed."""
 
 import json
 import os
@@ -152,6 +152,7 @@ def test_a_damaged_summary_of_an_evaluation_is_named(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = Evaluate(trained, episodes=2, device="cpu").run()
+    capsys.readouterr()
     (evaluation / "summary.csv").write_text("who,score\n1\n")
     words = ["evaluate", str(trained), "--episodes", "2", "--device", "cpu"]
     assert "summary.csv is damaged: row 2 has 1 cells, not 2" in refused(capsys, *words)

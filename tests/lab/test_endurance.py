@@ -77,7 +77,7 @@ def test_files_that_may_not_be_read_are_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "run" / "manifest.json").chmod(0)
     code = (
-        "import os, sys, tyro, typeguard, popart.lab.report.page, rich.table; from popart.lab.cli import main\n"
+        "import os, sys, tyro, typeguard, popart.lab.report.page; from popart.lab.cli import main\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         "main(['report', sys.argv[1], '--out', '/tmp/never.html'])"
     )

@@ -165,9 +165,9 @@ def check_no_links(folder: Path) -> None:
         if place != folder and place.is_symlink():
             raise _link(place)
         if place.is_dir():
-            for entry in os.scandir(place):
-                if entry.is_symlink():
-                    raise _link(Path(entry.path))
+            for path in place.iterdir():
+                if path.is_symlink():
+                    raise _link(path)
 
 
 def _link(path: Path) -> LabError:
