@@ -11,6 +11,16 @@ hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", type=int, default=300, help="number of random inputs in each fuzz test")
+
+
+@pytest.fixture
+def fuzz(request: pytest.FixtureRequest) -> int:
+    """How many random inputs a test tries."""
+    return request.config.getoption("--fuzz")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """What JAX compiles, it looks up in pytest's cache: workers share it, and so does the next run.
 

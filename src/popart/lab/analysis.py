@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from popart.lab.checks import LabError
 from popart.lab.files import read_table, write_atomically, write_table
-from popart.lab.manifest import read_manifest
+from popart.lab.manifest import MANIFEST, read_manifest
+from popart.lab.schemas import SETTINGS, check, table_schema
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,21 +60,23 @@ class Page:
         self.experiment: str = manifest["experiment"]
         self.title: str = manifest["title"]
         self.settings: dict[str, Any] = manifest["settings"]
+        if schema := SETTINGS.get(self.experiment):
+            check(self.settings, schema, f"{folder / MANIFEST}, settings,")
         self._shown: list[Shown] = []
         self._findings: list[Finding] = []
 
     def table(self, name: str) -> list[dict[str, str]]:
         """Read the rows of NAME.csv; none if the run has no such table."""
         path = self.folder / f"{name}.csv"
-        return read_table(path) if path.exists() else []
+        return read_table(path, table_schema(self.experiment, name)) if path.exists() else []
 
     def needed_table(self, name: str) -> list[dict[str, str]]:
         """Read the rows of NAME.csv; an error if the run has no such table."""
         rows = self.table(name)
         if not rows:
             raise LabError(
-                f"{self.folder} has no {name}.csv, which its figures need: a run of the first release lacks "
-                "it; run the command again in another folder"
+                f"{self.folder} has no {name}.csv, or one without rows, which its figures need; run its "
+                "command again in another folder"
             )
         return rows
 

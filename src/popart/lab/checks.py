@@ -4,6 +4,9 @@ import difflib
 import math
 from collections.abc import Collection, Iterable
 
+SMALLEST, LARGEST = 2.0**-126, 2.0**127
+"""Positive numbers that float32 has with all digits."""
+
 
 class LabError(Exception):
     """An error that the user can correct; the message says how."""
@@ -39,11 +42,17 @@ def check_grid(setting: str, values: Collection[float], most: float = math.inf) 
     check_unique(setting, values)
 
 
-def check_whole(setting: str, value: int, least: int, multiple: int = 1) -> None:
-    """Check that a whole number is large enough, and a multiple of another."""
+MOST = 2**31 - 1
+"""The largest number that a counter of the programs holds."""
+
+
+def check_whole(setting: str, value: int, least: int, multiple: int = 1, most: int = MOST) -> None:
+    """Check that a whole number is large enough and not too large, and a multiple of another."""
     if value < least or value % multiple:
         what = f"a multiple of {multiple}, {least} or more" if multiple > 1 else f"{least} or more"
         raise ValueError(f"{setting} is {value!r}; it must be {what}")
+    if value > most:
+        raise ValueError(f"{setting} is {value!r}; it must be {most} or less")
 
 
 def check_seed(seed: int) -> None:
@@ -59,9 +68,13 @@ def check_between(setting: str, value: float, least: float, most: float) -> None
 
 
 def check_positive(setting: str, value: float) -> None:
-    """Check that a value is positive and finite."""
+    """Check that a value is positive, and neither 0 nor infinite in single precision."""
     if not 0 < value < math.inf:
         raise ValueError(f"{setting} is {value!r}; it must be positive and finite")
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(
+            f"{setting} is {value!r}; it must be from {SMALLEST:.3g} to {LARGEST:.3g}, as float32"
+        )
 
 
 def check_unique(setting: str, values: Collection[object]) -> None:

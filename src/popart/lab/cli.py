@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import popart
 from popart._installation import check_installation
+from popart.lab.console import endure_lost_output, say
+from popart.lab.stops import STATUS, listening, waiting_for
 
 COMMANDS = {
     "reproduce": "popart.lab.reproduce:Reproduce",
@@ -37,6 +39,7 @@ settings, tables and figures: a finished run is not repeated, and an interrupted
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit with status 2 for an error that the user can correct, 130 when interrupted."""
+    endure_lost_output()
     try:
         check_installation()
     except ImportError as error:
@@ -45,22 +48,36 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"popart {popart.__version__}")
         return
+    again = "start over" if arguments[0] in NOT_RESUMED else "resume"
+    with listening(f"Interrupted. Run the same command again to {again}.", _clean_up):
+        try:
+            _run(arguments)
+        except KeyboardInterrupt:
+            say(f"Interrupted. Run the same command again to {again}.")
+            os._exit(STATUS)  # threads may be in the middle of a long computation; do not wait for them
+
+
+def _clean_up() -> None:
+    """Remove temporary files, if any module is loaded that makes them."""
+    if files := sys.modules.get("popart.lab.files"):
+        files.remove_temporaries()
+
+
+def _run(arguments: list[str]) -> None:
     try:
         import tyro  # noqa: F401
     except ImportError:
         _exit('the laboratory is not installed; install it with: pip install "popart-learn[lab]"', 2)
     from popart.lab.checks import LabError
 
+    for word in arguments:
+        if not word.isprintable() and word != word.encode(errors="replace").decode():
+            _exit(f"{word!a} is not UTF-8; give a name that is", 2)
     command = _parse("popart", COMMANDS, DESCRIPTION, arguments)
     try:
         _show(command.run())
     except LabError as error:
         _exit(str(error), 2)
-    except KeyboardInterrupt:
-        again = "start over" if arguments[0] in NOT_RESUMED else "resume"
-        message = f"popart: Interrupted. Run the same command again to {again}."
-        print(message, file=sys.stderr, flush=True)
-        os._exit(130)  # threads may be in the middle of a long computation; do not wait for them
 
 
 def _parse(program: str, commands: Mapping[str, str], description: str, arguments: list[str]) -> Any:
@@ -77,6 +94,8 @@ def _parse(program: str, commands: Mapping[str, str], description: str, argument
     if name not in commands:
         near, known = nearest(name, commands), ", ".join(commands)
         _exit(f"there is no command {name!r}{near} Commands of {program} are {known}", 2)
+    os.environ["JAX_ENABLE_X64"] = "0"  # results are those of single precision, on every machine
+    waiting_for(f"loading the program of {program} {name}")
     found = load(commands[name])
     if subcommands := getattr(found, "SUBCOMMANDS", None):
         return _parse(f"{program} {name}", subcommands, inspect.getdoc(found) or "", options)

@@ -1,14 +1,12 @@
-"""Cores, memory and devices of this machine, threads on it, and signals that stop a command."""
+"""Cores, memory and devices of this machine, and threads on it."""
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -64,13 +62,27 @@ def switching_often() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
+def first_device() -> Any:
+    """Return the device on which JAX computes."""
+    import jax
+
+    try:
+        return jax.devices()[0]
+    except (RuntimeError, AssertionError) as error:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        raise LabError(
+            f"JAX finds no device (JAX_PLATFORMS is {asked!r}); unset JAX_PLATFORMS, or set it to cpu"
+        ) from error
+
+
 def use_device(device: str) -> None:
     """Compute on a CPU or a GPU; with "auto", on a GPU if there is one."""
     import jax
 
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    elif device == "gpu":
+    first_device()
+    if device == "gpu":
         try:
             jax.devices("gpu")
         except RuntimeError:
@@ -83,9 +95,7 @@ def use_device(device: str) -> None:
 
 def free_on_device() -> int | None:
     """Return the free bytes of the GPU's memory; None if arrays are in the machine's memory."""
-    import jax
-
-    device = jax.devices()[0]
+    device = first_device()
     stats = device.memory_stats() if device.platform != "cpu" else None
     return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
 
@@ -100,24 +110,3 @@ def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
         return available
     files = sum(int(n) for name, n in map(str.split, lines) if name in ("active_file", "inactive_file"))
     return min(available, most - used + files)  # files that were read or written are forgotten when needed
-
-
-@contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C or SIGTERM sets; a second one interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def hear(*_: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = [(number, signal.signal(number, hear)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield stop
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

@@ -6,20 +6,24 @@ their settings translated, but such runs are not resumed.
 
 import importlib.metadata
 import json
+import os
 import platform
+import shlex
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from popart.lab.checks import LabError
-from popart.lab.files import write_atomically
-from popart.lab.machine import cores
+from popart.lab.files import printable, read_file, write_atomically
+from popart.lab.machine import cores, first_device
+from popart.lab.schemas import Manifest, check
 
 MANIFEST = "manifest.json"
 FORMAT = 2
 PACKAGES = ("popart-learn", "numpy", "jax", "matplotlib", "ale-py")
-NEEDED = {"experiment", "title", "settings", "command", "versions", "started", "resumed", "finished"}
+MOST_BYTES = 2**24
+"""A larger manifest is not read."""
 
 RENAMED_SETTINGS = {
     "step_size": "learning_rate",
@@ -33,11 +37,13 @@ RENAMED_SETTINGS = {
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a run, with the names of today; its format is 1 for the first release."""
     manifest = _translated(_load(folder))
-    missing = NEEDED - set(manifest)
-    if missing:
-        raise _damaged(folder, f"it lacks {', '.join(sorted(missing))}")
-    if manifest["format"] > FORMAT:
+    there = manifest["format"]
+    if isinstance(there, int) and there > FORMAT:
         raise LabError(f"{folder} was written by a newer version of popart-learn; install that version")
+    try:
+        check(manifest, Manifest, str(folder / MANIFEST))
+    except LabError as error:
+        raise LabError(f"{error}; {_repair(folder)}") from error
     return manifest
 
 
@@ -52,23 +58,44 @@ def update_manifest(folder: Path, **changes: Any) -> None:
     write_manifest(folder, _load(folder) | changes)
 
 
-def _load(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
+def own_command(folder: Path, manifest: dict[str, Any]) -> str:
+    """Return the command of a run, for the folder in which it is now."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LabError(f"{folder} is not a run folder: {path.name}: {error.strerror}") from error
+        words = shlex.split(manifest["command"])
+    except ValueError:
+        return manifest["command"]
+    if "--out" in words[:-1]:
+        at = words.index("--out") + 1
+        names = [str(manifest["settings"].get(name)) for name in ("game", "agent", "seed")]
+        of_several = folder.name == "-".join(names) != Path(words[at]).name  # a member of a fleet
+        words[at] = str(folder.parent if of_several else folder)
+    elif manifest["experiment"] == "evaluate":
+        words[2:3] = [str(folder.parent)]
+    else:
+        words += ["--out", str(folder)]
+    return shlex.join(words)
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    if not os.path.lexists(folder / MANIFEST):
+        raise LabError(f"{folder} is not a run folder: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(read_file(folder / MANIFEST, MOST_BYTES))
+    except RecursionError as error:
+        raise _damaged(folder, "it is nested too deeply") from error
     except ValueError as error:
         raise _damaged(folder, str(error)) from error
     if not isinstance(manifest, dict):
         raise _damaged(folder, "it is not a JSON object")
-    return manifest
+    return printable(manifest)
 
 
 def _damaged(folder: Path, reason: str) -> LabError:
-    return LabError(
-        f"{folder / MANIFEST} is damaged ({reason}); repair it, or move {folder} away and run again"
-    )
+    return LabError(f"{folder / MANIFEST} is damaged ({reason}); {_repair(folder)}")
+
+
+def _repair(folder: Path) -> str:
+    return f"repair it, or move {folder} away and run again"
 
 
 def _translated(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +103,9 @@ def _translated(manifest: dict[str, Any]) -> dict[str, Any]:
         return manifest
     today = {"continued": "resumed"}
     manifest = {today.get(name, name): value for name, value in manifest.items()} | {"format": 1}
-    settings = manifest.get("settings", {})
-    manifest["settings"] = {RENAMED_SETTINGS.get(name, name): value for name, value in settings.items()}
+    settings = manifest.get("settings")
+    if isinstance(settings, dict):
+        manifest["settings"] = {RENAMED_SETTINGS.get(name, name): x for name, x in settings.items()}
     return manifest
 
 
@@ -99,9 +127,7 @@ def versions() -> dict[str, str]:
 
 def device() -> str:
     """Describe the machine: its GPU or CPU, cores, architecture and operating system."""
-    import jax
-
-    first = jax.devices()[0]
+    first = first_device()
     name = "CPU" if first.platform == "cpu" else first.device_kind
     return f"{name}; {cores()} cores, {platform.machine()}, {platform.system()}"
 
@@ -116,7 +142,9 @@ def commit() -> str | None:
         if tracked.returncode:
             return None
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, check=True)
+        changed = subprocess.run(
+            [*git, "--no-optional-locks", "status", "--porcelain", "-uno"], capture_output=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + (" and changes" if changed.stdout else "")

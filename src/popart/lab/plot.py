@@ -33,9 +33,15 @@ class Plot:
 def redraw(folder: Path) -> None:
     """Analyse the tables of a finished run again."""
     from popart.lab.analysis import analyse
-    from popart.lab.manifest import read_manifest, update_manifest
+    from popart.lab.files import REPAIR
+    from popart.lab.manifest import own_command, read_manifest, update_manifest
 
     manifest = read_manifest(folder)
     if manifest["finished"] is None:
-        raise LabError(f"{folder} is not finished; finish it first with: {manifest['command']}")
-    update_manifest(folder, **analyse(folder).results())
+        raise LabError(f"{folder} is not finished; finish it first with: {own_command(folder, manifest)}")
+    try:
+        results = analyse(folder).results()
+    except (KeyError, ValueError, IndexError, ZeroDivisionError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise LabError(f"the tables of {folder} do not fit together ({reason}); {REPAIR}") from error
+    update_manifest(folder, **results)

@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleRenderable, RenderableType, RichCast
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from popart.lab.stops import waiting_for
+
 EVERY = 10.0
 """Seconds between plain lines."""
 
@@ -31,9 +33,10 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advan
     Rate and time left are those of this process.
     """
     console = Console(stderr=True)
+    waiting_for("")
     if console.is_terminal:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # a folder's name is no markup
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             _Rate(unit),
@@ -44,7 +47,8 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advan
 
             def advance(amount: float, doing: Doing | None = None) -> None:
                 bar.doing = doing or ""
-                bar.update(task, advance=amount)
+                now = bar.tasks[task].completed + amount
+                bar.update(task, completed=min(now, total))  # the last turn may do more than was asked for
 
             yield advance
     else:
@@ -89,7 +93,7 @@ class _Lines:
         rate = (self.done - self.before) / max(now - self.began, 1e-9)
         left = f", {max(0.0, self.total - self.done) / rate:.0f} s left" if rate else ""
         print(
-            f"{self.title}{f': {doing}' if doing else ''}: {self.done / self.total:.0%}, "
+            f"{self.title}{f': {doing}' if doing else ''}: {min(1.0, self.done / self.total):.0%}, "
             f"{quantity(rate)} {self.unit}/s{left}",
             file=sys.stderr,
             flush=True,

@@ -12,6 +12,7 @@ it, and a folder of a run with other settings is refused.
 
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,19 @@ import filelock
 
 from popart.lab.analysis import analyse
 from popart.lab.checks import LabError
-from popart.lab.files import read_table, write_atomically, write_table
-from popart.lab.manifest import FORMAT, MANIFEST, commit, device, now, read_manifest, versions, write_manifest
+from popart.lab.files import check_no_links, read_table, write_atomically, write_table
+from popart.lab.manifest import (
+    FORMAT,
+    MANIFEST,
+    commit,
+    device,
+    now,
+    own_command,
+    read_manifest,
+    versions,
+    write_manifest,
+)
+from popart.lab.schemas import table_schema
 
 
 class Dataclass(Protocol):
@@ -74,6 +86,11 @@ class Run:
         self._manifest: dict[str, Any] = {}
 
     @property
+    def _elsewhere(self) -> str:
+        inside = os.path.lexists(self.folder.parent / MANIFEST)  # an evaluation, which has no --out
+        return "copy the run to a folder that can be written" if inside else "give another --out"
+
+    @property
     def finished(self) -> bool:
         """Whether all results of the run are there."""
         return self._manifest["finished"] is not None
@@ -90,16 +107,17 @@ class Run:
 
     def __enter__(self) -> Self:
         try:
+            if self.folder.is_symlink() and os.path.lexists(self.folder.parent / MANIFEST):
+                check_no_links(self.folder.parent)
             self.folder.mkdir(parents=True, exist_ok=True)
+            check_no_links(self.folder)
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
             raise InUseError(
                 f"{self.folder} is in use by another process; wait for it, or give another --out"
             ) from None
         except OSError as error:
-            raise LabError(
-                f"{self.folder} cannot be written: {error.strerror}; give another --out"
-            ) from error
+            raise LabError(f"{self.folder} cannot be written: {error.strerror}; {self._elsewhere}") from error
         try:
             self._open()
         except BaseException:
@@ -111,15 +129,25 @@ class Run:
         self._lock.release()
 
     def _open(self) -> None:
-        if not (self.folder / MANIFEST).exists():
+        for place in (self.folder, *self.folder.glob("checkpoints/*/")):
+            for temporary in place.glob(".*.tmp"):  # of a process that was killed while it wrote
+                temporary.unlink()
+        if not os.path.lexists(self.folder / MANIFEST):
             self._create()
             return
         self._manifest = read_manifest(self.folder)
+        if self._is_empty() and self._manifest["settings"] != self._description["settings"]:
+            (self.folder / MANIFEST).unlink()
+            self._create()
+            return
         self._check_same()
-        for temporary in self.folder.glob(".*.tmp"):  # of a process that was killed while it wrote
-            temporary.unlink()
         if not self.finished:
             self.reopen()
+
+    def _is_empty(self) -> bool:
+        """Return whether the run wrote nothing but its manifest, and has nothing to lose."""
+        files = (path for path in self.folder.rglob("*") if not path.is_dir())
+        return all(path.name in (MANIFEST, ".lock") for path in files)
 
     def _create(self) -> None:
         others = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
@@ -145,7 +173,7 @@ class Run:
         if old != new:
             raise LabError(
                 f"{self.folder} is a run with other settings ({_difference(old, new)}); "
-                f"give another --out, or run its own command: {self._manifest['command']}"
+                f"give another --out, or run its own command: {own_command(self.folder, self._manifest)}"
             )
 
     def reopen(self) -> None:
@@ -156,6 +184,7 @@ class Run:
                 "give another --out to start again"
             )
         self._manifest.update(self._description, command=self.command, finished=None)
+        self._manifest.pop("diverged", None)
         self._manifest["resumed"].append({"at": now(), "versions": versions()})
         self._write_manifest()
 
@@ -167,19 +196,25 @@ class Run:
         """Write rows with the same keys as NAME.csv, with all digits of numbers."""
         write_table(self.folder / f"{name}.csv", rows)
 
-    def read_table(self, name: str) -> list[dict[str, str]]:
-        """Read the rows written so far; none if there is no such table."""
+    def read_table(self, name: str, growing: bool = False) -> list[dict[str, str]]:
+        """Read the rows written so far, `growing` without an incomplete last one; none without a table."""
         path = self.folder / f"{name}.csv"
-        return read_table(path) if path.exists() else []
+        if not path.exists():
+            return []
+        return read_table(path, table_schema(self._description["experiment"], name), growing)
 
     def cut_table(self, name: str, frames: int) -> None:
         """Remove rows of later frames, and an incomplete one, which a process wrote before it was killed."""
-        rows = self.read_table(name)
-        kept = [r for r in rows if None not in r.values() and int(r["frames"]) <= frames]
+        kept = [row for row in self.read_table(name, growing=True) if float(row["frames"]) <= frames]
         if kept:
             self.write_table(name, kept)
         else:
             (self.folder / f"{name}.csv").unlink(missing_ok=True)
+
+    def mark(self, **facts: Any) -> None:
+        """Record facts about the run in its manifest."""
+        self._manifest.update(facts)
+        self._write_manifest()
 
     def finish(self) -> None:
         """Analyse the tables of the run, and mark it as finished."""

@@ -20,7 +20,7 @@ def console() -> Console:
 
 def short(text: str) -> str:
     """Round a number with many digits to five; leave other text as it is."""
-    is_long = len(text) > 8 and re.fullmatch(r"-?\d+\.?\d*(e-?\d+)?", text)
+    is_long = len(text) > 8 and re.fullmatch(r"-?\d+(\.\d*)?(e-?\d+)?", text)
     return f"{float(text):.5g}" if is_long else text
 
 

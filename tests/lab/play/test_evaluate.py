@@ -51,9 +51,7 @@ def test_a_finished_evaluation_is_not_repeated(
 @pytest.mark.xdist_group("catch")
 def test_the_best_agent_is_evaluated_unless_the_last_one_is_wanted(catch: Path, tmp_path: Path) -> None:
     run = shutil.copytree(catch, tmp_path / "run")
-    store = Checkpoints(run / "checkpoints" / "best")
-    frames = store.notes()["frames"]
-    store.close()
+    frames = Checkpoints(run / "checkpoints" / "best").all()[0].notes()["frames"]
     best, last = (Evaluate(run, which, episodes=5, device="cpu").run() for which in ("best", "last"))
     assert best.name == f"evaluation-best-{frames}-5-0.01-0"
     assert read_manifest(best)["settings"]["frames"] == frames

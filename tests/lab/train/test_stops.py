@@ -71,8 +71,7 @@ def wait_for(path: Path, process: BaseProcess) -> None:
 
 def newest(run: Path) -> int:
     """Return the number of turns at the last checkpoint: its name, which it has when it is complete."""
-    found = (path.name for path in (run / "checkpoints" / "last").glob("*"))
-    return max((int(name) for name in found if name.isdigit()), default=0)
+    return max((int(path.stem) for path in (run / "checkpoints" / "last").glob("*.npz")), default=0)
 
 
 def wait_for_another(run: Path, process: BaseProcess, turns: int = 1) -> None:
@@ -114,7 +113,7 @@ def test_a_killed_fleet_ends_as_if_undisturbed(undisturbed: Path, tmp_path: Path
     out, rng = tmp_path / "runs", random.Random(0)
     reached = [[0] * len(MEMBERS)]
     with started(out, 1e6, FLEET) as process:
-        wait_for(out / MEMBERS[1] / "checkpoints" / "best" / "1", process)
+        wait_for(out / MEMBERS[1] / "checkpoints" / "best" / "1.npz", process)
     for _ in range(kills - 1):
         with started(out, 1.0, FLEET) as process:
             wait_for_another(out / rng.choice(MEMBERS), process, turns=rng.choice((0, 1, 40)))

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Sequence
 
+from popart.lab.budget import duration
 from popart.lab.campaign.config import Campaign
 from popart.lab.checks import LabError
 from popart.lab.machine import cores, free_memory
@@ -64,7 +65,7 @@ def show(campaign: Campaign, planned: Sequence[Sequence[Member]]) -> None:
     where = (
         f"{machines.gpus} GPU{'s' * (machines.gpus > 1)}" if machines.gpus else f"{machines.at_once} × CPU"
     )
-    total = plan.duration(makespan(times, machines.at_once))
+    total = duration(makespan(times, machines.at_once))
     frames = quantity(float(sum(member.frames for member in members)))
     console().print(
         f"{len(members)} runs, {len(planned)} fleets, {frames} frames: ~{total} on {where} with {each} cores "
@@ -96,5 +97,5 @@ def _row(number: int, fleet: Sequence[Member], time: float) -> dict[str, str]:
         "envs": f"{len(fleet)} × {fleet[0].num_envs}",
         "memory": f"{sum(map(plan.member_bytes, fleet)) / 1e9:.1f} GB",
         "frames/s": f"~{quantity(sum(member.frames for member in fleet) / time)}",
-        "time": f"~{plan.duration(time)}",
+        "time": f"~{duration(time)}",
     }

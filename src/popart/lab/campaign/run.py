@@ -1,6 +1,7 @@
 """`popart campaign start`: give fleets to an engine until all are finished or given up."""
 
 import shlex
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import closing
@@ -15,9 +16,9 @@ from popart.lab.campaign.folder import NAME, Folder, is_finished, members_of
 from popart.lab.campaign.planning import cores_each, fleets
 from popart.lab.campaign.work import Result
 from popart.lab.checks import LabError
-from popart.lab.machine import stopping
 from popart.lab.progress import progress
 from popart.lab.runs import command_line
+from popart.lab.stops import stopping
 from popart.lab.tables import print_table
 
 BUSY = 5.0
@@ -54,7 +55,8 @@ def run(command: Start) -> Path:
         from popart.lab.campaign.engines.slurm import submit
 
         return submit(campaign, command)
-    with stopping() as stop, closing(_engine(campaign, command)) as engine:
+    stop = threading.Event()
+    with stopping(stop), closing(_engine(campaign, command)) as engine:
         failures = drive(campaign, engine, command.tries, command.retry_after, stop.is_set)
     rows = status.table(campaign)
     print_table(status.summary(rows), [row.cells() for row in rows] if len(rows) <= 60 else [])

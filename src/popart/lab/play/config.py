@@ -32,6 +32,12 @@ class _Trained:
         check_between("epsilon", self.epsilon, 0, 1)
         check_seed(self.seed)
 
+    def check_run(self) -> None:
+        """Refuse a folder that is no run before JAX is loaded, which takes seconds."""
+        from popart.lab.manifest import read_manifest
+
+        read_manifest(self.run_folder)
+
 
 @dataclass(frozen=True)
 class Evaluate(_Trained):
@@ -52,6 +58,7 @@ class Evaluate(_Trained):
             check_whole("threads", self.threads, 1)
 
     def run(self) -> Path:
+        self.check_run()
         from popart.lab.play.evaluate import run
 
         return run(self)
@@ -76,6 +83,7 @@ class Watch(_Trained):
             raise ValueError(f"out is '{self.out}'; it must end in .mp4")
 
     def run(self) -> Path:
+        self.check_run()
         from popart.lab.play.watch import run
 
         return run(self)

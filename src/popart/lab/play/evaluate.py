@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from popart.lab.budget import check_memory
 from popart.lab.envs.atari import EPISODE_FRAMES
 from popart.lab.envs.games import title
 from popart.lab.envs.timestep import derived_seed
@@ -17,6 +18,9 @@ from popart.lab.train.episodes import Player, first_episodes
 from popart.lab.train.games import environments
 from popart.lab.train.loading import Trained, load
 
+BYTES_PER_EPISODE = {True: 6e6, False: 2e4}
+"""Memory of an environment with its stack of observations, on Atari and in a small game."""
+
 GROUP = 10
 """Environments that play until the last of them is done: one episode may take a hundred times as long."""
 
@@ -24,6 +28,7 @@ GROUP = 10
 def run(command: Evaluate) -> Path:
     use_device(command.device)
     trained = load(command.run_folder, command.which)
+    check_memory("episodes", command.episodes, BYTES_PER_EPISODE[trained.settings.is_atari])
     agent = trained.settings.agent.agent
     heading = f"{title(trained.settings.game)}: {agent}, evaluated after {trained.frames:,} frames"
     protocol = f"{command.episodes}-{command.epsilon:g}-{command.seed}"

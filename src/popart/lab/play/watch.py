@@ -17,6 +17,7 @@ from popart.lab.dqn.learner import Policy
 from popart.lab.envs.atari import Atari
 from popart.lab.envs.games import title
 from popart.lab.envs.timestep import Scores
+from popart.lab.files import temporary_file
 from popart.lab.machine import use_device
 from popart.lab.play.config import Watch
 from popart.lab.play.view import RATE, SIZE, Step, View, number
@@ -100,22 +101,15 @@ def unit(settings: Member) -> str:
 @contextmanager
 def film(path: Path) -> Iterator[Callable[[bytes], object]]:
     """Yield a function that takes pictures; at the end, replace the file by the complete video."""
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False
-        ) as file:
-            temporary = Path(file.name)
-        with _encoder(temporary) as show:
-            yield show
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        with temporary_file(path) as temporary:
+            with _encoder(temporary) as show:
+                yield show
+            temporary.chmod(0o644)
+            temporary.replace(path)
     except OSError as error:
         raise LabError(f"{path} cannot be written: {error.strerror or error}; give another --out") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

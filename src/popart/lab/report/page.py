@@ -1,7 +1,11 @@
 """The report as one HTML page, from the files of runs."""
 
+import base64
+import hashlib
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,51 +16,97 @@ from markupsafe import Markup, escape
 import popart
 from popart.lab.analysis import ANALYSES
 from popart.lab.checks import LabError
-from popart.lab.figures import INK
-from popart.lab.files import read_table, write_atomically
+from popart.lab.console import say
+from popart.lab.files import printable, read_file, read_table, write_atomically
 from popart.lab.findings import LONG
-from popart.lab.manifest import MANIFEST, read_manifest
+from popart.lab.manifest import MANIFEST, own_command, read_manifest
 from popart.lab.tables import print_table, short
 
 MARK = '<meta name="generator" content="popart report">'
 
+MOST_ROWS = 1000
+"""Rows of a table on the page; the others are in its file."""
+
+MOST_CHARACTERS = 300
+"""Characters of a cell on the page."""
+
+MOST_SVG, MOST_PNG = 2**18, 2**22
+"""Bytes of figures. A larger SVG has more points than a screen shows, and its PNG is taken."""
+
 
 def write(folders: Sequence[Path], out: Path) -> Path:
     """Write the page of all runs in these folders, and print a summary of their findings."""
-    runs = find_runs(folders)
-    if out.exists() and MARK.encode() not in out.read_bytes():
-        raise LabError(f"{out} exists and is not a report; give another --out")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LabError(f"{out.parent} cannot be created: {error.strerror}; give another --out") from error
-    write_atomically(out, page(runs).encode())
-    print_table("Findings that agree with the paper", [_summary(folder) for folder in runs])
+    _check_out(out)
+    found = find_runs(folders)
+    runs, problems = _read(found)
+    for problem in problems:
+        say(f"not in the report: {problem}")
+    write_atomically(out, page(runs, problems).encode())
+    print_table("Findings that agree with the paper", [_summary(run) for run in runs])
     return out
 
 
+def _check_out(out: Path) -> None:
+    """Check that the page can be written, and replaces nothing but a report."""
+    try:
+        if out.is_dir():
+            raise LabError(f"{out} is a folder; give --out the name of a file, such as {out / 'report.html'}")
+        if out.exists():
+            with out.open("rb") as file:
+                if MARK.encode() not in file.read(4096):
+                    raise LabError(f"{out} exists and is not a report; give another --out")
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LabError(f"{out} cannot be written: {error.strerror}; give another --out") from error
+
+
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Return the runs in these folders and one level below, with their evaluations, in the report's order."""
-    found = []
+    """Return the runs in these folders and one level below, with their evaluations."""
+    found: list[Path] = []
     for folder in folders:
-        here = [folder, *sorted(p for p in folder.iterdir() if p.is_dir())] if folder.is_dir() else []
-        here += [path for run in here for path in sorted(run.glob("evaluation-*"))]
-        runs = [path for path in here if (path / MANIFEST).exists()]
+        try:
+            here = [folder, *sorted(p for p in folder.iterdir() if p.is_dir())] if folder.is_dir() else []
+        except OSError as error:
+            raise LabError(f"{folder} cannot be read: {error.strerror}") from error
+        here += [path for run in here for path in sorted(run.glob("evaluation-*")) if not path.is_symlink()]
+        runs = [path for path in here if os.path.lexists(path / MANIFEST)]
         if not runs:
             raise LabError(f"{folder} contains no run (no {MANIFEST}); create runs with: popart reproduce")
         found += [path for path in runs if path not in found]
+    return found
+
+
+def _read(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read runs in the report's order, and say which cannot be read; an error if none can."""
+    runs, problems = list[dict[str, Any]](), list[str]()
+    for folder in folders:
+        try:
+            runs.append(_run(folder))
+        except LabError as error:
+            problems.append(str(error))
+    if not runs:
+        raise LabError(problems[0])
     order = {name: i for i, name in enumerate(ANALYSES)}
-    return sorted(found, key=lambda path: order.get(read_manifest(path)["experiment"], len(order)))
+    runs.sort(key=lambda run: order.get(run["experiment"], len(order)))
+    titles = Counter(run["title"] for run in runs)
+    for i, run in enumerate(runs):
+        name = "" if titles[run["title"]] == 1 else f" ({_name(run['folder'])})"
+        run |= {"id": f"run{i}", "title": f"{run['title']}{name}"}
+    return runs, problems
 
 
-def _summary(folder: Path) -> dict[str, str]:
-    manifest = read_manifest(folder)
-    findings = [finding["agrees"] for finding in manifest.get("findings", [])]
+def _name(folder: Path) -> str:
+    parts = folder.absolute().parts
+    return printable("/".join(parts[-2:]) if parts[-1].startswith("evaluation-") else parts[-1])
+
+
+def _summary(run: Mapping[str, Any]) -> dict[str, str]:
+    findings = [finding["agrees"] for finding in run["findings"]]
     agree = f"{sum(findings)} of {len(findings)}" if findings else ""
-    return {"run": manifest["title"], "folder": str(folder), "agree": agree}
+    return {"run": run["title"], "folder": printable(str(run["folder"])), "agree": agree}
 
 
-def page(folders: Iterable[Path]) -> str:
+def page(runs: Sequence[Mapping[str, Any]], problems: Sequence[str] = ()) -> str:
     """Return the page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("popart.lab.report", "."),
@@ -66,17 +116,31 @@ def page(folders: Iterable[Path]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["powers"] = powers
-    return environment.get_template("page.html").render(
-        runs=[_run(i, folder) for i, folder in enumerate(folders)],
+    html = environment.get_template("page.html").render(
+        runs=runs,
+        problems=problems,
         mark=Markup(MARK),
+        policy=Markup("POLICY"),
         version=popart.__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d"),
     )
+    return html.replace("POLICY", _policy(html), 1)
 
 
-def _run(number: int, folder: Path) -> dict[str, Any]:
+def _policy(html: str) -> str:
+    """Return a Content-Security-Policy that allows the page's own style and script, and embedded images."""
+
+    def hash_of(tag: str) -> str:
+        content = html.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
+        return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+    own = f"style-src {hash_of('style')}; script-src {hash_of('script')}"
+    return f"default-src 'none'; img-src data:; {own}; base-uri 'none'; form-action 'none'"
+
+
+def _run(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
-    contents = [_content(f"run{number}", folder, shown) for shown in manifest.get("shown", [])]
+    contents = [_content(folder, shown) for shown in manifest.get("shown", [])]
     settings = {name: _setting(value) for name, value in manifest["settings"].items()}
     about = {
         "device": manifest.get("device"),
@@ -86,36 +150,47 @@ def _run(number: int, folder: Path) -> dict[str, Any]:
         "resumed": f"{len(manifest['resumed'])} times",
         **manifest["versions"],
     }
-    findings = manifest.get("findings", [])
-    shown = {"contents": contents, "settings": settings, "about": about, "findings": findings}
-    return {**manifest, **shown, "id": f"run{number}"}
+    shown = {"contents": contents, "settings": settings, "about": about, "folder": folder}
+    more = {"findings": manifest.get("findings", []), "diverged": manifest.get("diverged")}
+    return {**manifest, **shown, **more, "again": own_command(folder, manifest)}
 
 
-def _content(prefix: str, folder: Path, shown: Mapping[str, str]) -> dict[str, Any]:
-    path = folder / f"{shown['name']}.{'svg' if shown['kind'] == 'figure' else 'csv'}"
-    try:
-        if shown["kind"] == "figure":
-            return {**shown, "svg": inline(path.read_text(encoding="utf-8"), f"{prefix}-{shown['name']}")}
-        rows = read_table(path)
-    except OSError as error:
-        raise LabError(
-            f"{path} is missing: {error.strerror}; redraw the figures of the run with: popart plot {folder}"
-        ) from error
-    cells = [[short(value) for value in row.values()] for row in rows]
+def _content(folder: Path, shown: Mapping[str, str]) -> dict[str, Any]:
+    if shown["kind"] == "figure":
+        return {**shown, "image": image(folder, shown["name"])}
+    path = folder / f"{shown['name']}.csv"
+    _check_there(folder, path)
+    rows = read_table(path)
+    if not rows:
+        raise LabError(f"{path} has no rows; {_redraw(folder)}")
+    cells = [[_cut(short(value)) for value in row.values()] for row in rows[:MOST_ROWS]]
     numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(rows[0]))]
-    return {**shown, "header": list(rows[0]), "rows": cells, "numeric": numeric, "folded": len(rows) > LONG}
+    header = [_cut(name) for name in rows[0]]
+    hidden = len(rows) - len(cells)
+    table = {"header": header, "rows": cells, "numeric": numeric, "hidden": hidden}
+    return {**shown, **table, "folded": len(rows) > LONG}
 
 
-def inline(svg: str, name: str) -> Markup:
-    """Return an SVG file as part of a page, with unique ids, the page's text colour and full width."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'\b(id|xlink:href|href)="(#?)(?!data:)([^"]*)"', rf'\1="\2{name}-\3"', svg)
-    svg = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", svg)
-    svg = svg.replace(INK, "currentColor")
-    head, body = svg.split(">", 1)
-    head = re.sub(r' (width|height)="[^"]*"', "", head)
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, count=1, flags=re.DOTALL)
-    return Markup(f'{head} role="img" aria-labelledby="{name}-caption">{body}')
+def image(folder: Path, name: str) -> str:
+    """Return a figure as the address of an image, in which nothing is executed or loaded."""
+    svg, png = folder / f"{name}.svg", folder / f"{name}.png"
+    _check_there(folder, svg)
+    if svg.is_file() and svg.stat().st_size > MOST_SVG and png.is_file():
+        return f"data:image/png;base64,{base64.b64encode(read_file(png, MOST_PNG)).decode()}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(read_file(svg, MOST_PNG)).decode()}"
+
+
+def _check_there(folder: Path, path: Path) -> None:
+    if not os.path.lexists(path):
+        raise LabError(f"{path} is missing; {_redraw(folder)}")
+
+
+def _redraw(folder: Path) -> str:
+    return f"redraw the figures and tables of the run with: popart plot {folder}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
 def powers(text: str) -> Markup:

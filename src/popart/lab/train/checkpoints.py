@@ -9,6 +9,7 @@ import numpy as np
 
 from popart.lab.dqn.learner import Policy
 from popart.lab.runs import Run
+from popart.lab.schemas import LastNotes
 from popart.lab.train.loop import Loop, Turn
 from popart.lab.train.storage import Checkpoints
 from popart.lab.train.tracker import Saved
@@ -41,18 +42,18 @@ class CheckpointTracker:
 
     def start(self, resumed: Sequence[int]) -> list[int]:
         """Load the checkpoints there are; return the frames of each member."""
-        saved: list[dict[str, Any] | None] = []
-        for member, store in enumerate(self._stores):
-            saved.append(None if store.newest is None else self._load(member, store))
+        saved = [self._load(member, store) for member, store in enumerate(self._stores)]
         self._loop.start(saved, resumed)
         return self._loop.counts.frames.tolist()
 
-    def _load(self, member: int, store: Checkpoints) -> dict[str, Any]:
-        notes = store.notes()
+    def _load(self, member: int, store: Checkpoints) -> dict[str, Any] | None:
+        content = store.load(self._loop.shapes(member), LastNotes)
+        if content is None:
+            return None
         for name, part in self._parts.items():
-            part.restore(member, notes[name])
-        self._saved[member] = store.newest or 0
-        return {name: store.arrays(name, like) for name, like in self._loop.shapes(member).items()}
+            part.restore(member, content.notes[name])
+        self._saved[member] = content.checkpoint.step
+        return content.arrays
 
     def step(self, turn: Turn) -> None:
         ended = ~turn.active & (turn.counts.turns > self._saved)
@@ -84,8 +85,6 @@ class CheckpointTracker:
         arrays = self._loop.arrays(member, snapshot)
         policy = Policy(arrays["agent"].params, arrays["agent"].statistics)
         self._stores[member].save(turns, notes, policy=policy, **arrays)
-        if "memory" in arrays:
-            self._stores[member].wait()
 
     def _finish_writing(self) -> None:
         for each in self._writing:
@@ -95,10 +94,6 @@ class CheckpointTracker:
     def wait(self) -> None:
         """Wait until everything is on disk."""
         self._finish_writing()
-        for store in self._stores:
-            store.wait()
 
     def close(self) -> None:
         self._writer.shutdown()
-        for store in self._stores:
-            store.close()

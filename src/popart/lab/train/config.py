@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import msgspec
 import tyro
 
 from popart.lab.checks import (
@@ -124,6 +125,10 @@ class RecordOptions:
 
     checkpoint_every: float = 300.0
     """Seconds between two checkpoints."""
+
+    stop_diverged: bool = True
+    """Stop a member whose loss, gradient, σ or μ is no longer a usable number. Its run is marked as diverged
+    either way."""
 
     save_replay: bool = True
     """Save the replay buffer in checkpoints. Without it, a resumed run refills the buffer first."""
@@ -284,8 +289,9 @@ class Member:
     threads: int | None
     device: str
     out: Path
+    stop_diverged: bool = True
 
-    FREE = ("frames", "checkpoint_every", "threads", "device")
+    FREE = ("frames", "checkpoint_every", "threads", "device", "stop_diverged")
     """Settings that may change when a run is resumed."""
 
     def __post_init__(self) -> None:
@@ -322,15 +328,16 @@ def member_of(settings: dict[str, Any], out: Path) -> Member:
     """Build a member from flat settings, such as those of a manifest; ValueError if they make no sense."""
     if settings.get("groups") is None:
         settings = settings | {"groups": default_groups(settings["game"], settings["num_envs"])}
+    _check_options(settings)
     parts = {"agent": AgentConfig, "schedule": Schedule}
     nested = {name: _pick(kind, settings) for name, kind in parts.items()}
+    settings = {"stop_diverged": True} | settings  # earlier versions lack it
     names = {f.name for f in dataclasses.fields(Member)} - {*parts, "out"}
-    return Member(**{name: settings[name] for name in names}, **nested, out=out)
+    return msgspec.convert({**{name: settings[name] for name in names}, **nested, "out": out}, Member)
 
 
-def _pick(kind: Any, settings: dict[str, Any]) -> Any:
-    names = [f.name for f in dataclasses.fields(kind) if f.name in settings]
-    return kind(**{name: settings[name] for name in names})
+def _pick(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    return {f.name: settings[f.name] for f in dataclasses.fields(kind) if f.name in settings}
 
 
 def flat(settings: Any) -> dict[str, Any]:

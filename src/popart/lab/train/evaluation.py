@@ -10,6 +10,7 @@ from popart.lab.dqn.learner import Policy
 from popart.lab.dqn.networks import Network
 from popart.lab.envs.timestep import derived_seed
 from popart.lab.runs import Run
+from popart.lab.schemas import BestNotes
 from popart.lab.train.config import Member
 from popart.lab.train.episodes import Player, first_episodes
 from popart.lab.train.fleet import Fleet
@@ -30,7 +31,6 @@ class EvaluationTracker:
         self._members, self._runs, self._fleet, self._stop = members, runs, fleet, stop
         self._evaluated = [0] * len(members)
         self._best: list[float | None] = [None] * len(members)
-        self._stores: dict[int, Checkpoints] = {}
 
     def step(self, turn: Turn) -> None:
         for member, settings in enumerate(self._members):
@@ -55,14 +55,9 @@ class EvaluationTracker:
             store.save((store.newest or 0) + 1, {"frames": frames, "score": score}, policy=policy)
 
     def _store(self, member: int) -> Checkpoints:
-        if member not in self._stores:
-            self._stores[member] = Checkpoints(self._runs[member].folder / "checkpoints" / "best")
-        return self._stores[member]
+        return Checkpoints(self._runs[member].folder / "checkpoints" / "best")
 
     def notes(self, member: int) -> dict[str, Any]:
-        """Wait until the best agent is on disk, so that no checkpoint is newer."""
-        if member in self._stores:
-            self._stores[member].wait()
         return {"evaluated": self._evaluated[member]}
 
     def restore(self, member: int, notes: dict[str, Any]) -> None:
@@ -74,12 +69,12 @@ class EvaluationTracker:
             run.cut_table(NAME, last)
             for row in run.read_table(NAME):  # the last one may be newer than the checkpoint's notes
                 self._evaluated[member] = max(self._evaluated[member], int(row["frames"]))
-            if (run.folder / "checkpoints" / "best").exists() and self._store(member).newest is not None:
-                self._best[member] = self._store(member).notes()["score"]
+            shape = self._fleet.agent_shapes[member]
+            best = self._store(member).load({"policy": Policy(shape.params, shape.statistics)}, BestNotes)
+            self._best[member] = best.notes["score"] if best else None
 
     def close(self) -> None:
-        for store in self._stores.values():
-            store.close()
+        pass
 
 
 def evaluate(settings: Member, network: Network, policy: Policy, seed: int, stop: Event) -> float | None:

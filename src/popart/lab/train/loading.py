@@ -1,20 +1,22 @@
 """Load trained agents from run folders, also of unfinished runs."""
 
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from popart.lab.checks import LabError
 from popart.lab.dqn import learner
 from popart.lab.dqn.learner import Policy
 from popart.lab.dqn.networks import Network, network_for
 from popart.lab.envs.timestep import Environments
+from popart.lab.files import REPAIR
 from popart.lab.manifest import read_manifest
 from popart.lab.train.config import Member, member_of
-from popart.lab.train.storage import READABLE, Checkpoints, ReplacedError
+from popart.lab.train.storage import DAMAGE, Checkpoint, Checkpoints, ReplacedError
 
 Which = Literal["best", "last"]
 
@@ -26,21 +28,29 @@ class Trained(NamedTuple):
     """A trained agent: its settings, its checkpoint, and the frames it was trained for."""
 
     settings: Member
-    folder: Path
+    checkpoint: Checkpoint
     which: Which
     frames: int
-    step: int
 
     def network(self, games: Environments) -> Network:
         """Return the network of the agent, for environments of its game."""
         return network_for(games.spec.shape, games.actions, self.settings.dtype)
 
     def policy(self, network: Network) -> Policy:
+        """Load the policy; an agent that diverged in training is refused."""
         shape = jax.eval_shape(partial(learner.init, self.settings.agent, network), jax.random.key(0))
-        with closing(Checkpoints(self.folder, read_only=True)) as checkpoints:
-            if checkpoints.newest != self.step:  # it would be another agent
-                raise ReplacedError(self.folder / str(self.step))
-            return checkpoints.arrays("policy", Policy(shape.params, shape.statistics))
+        try:
+            policy = self.checkpoint.arrays("policy", Policy(shape.params, shape.statistics))
+        except DAMAGE as error:
+            if not self.checkpoint.path.exists():
+                raise ReplacedError(self.checkpoint.path) from error
+            raise LabError(f"{self.checkpoint.path} is damaged: {error}; {REPAIR}") from error
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(policy)):
+            raise LabError(
+                f"{self.checkpoint.path} has weights that are not finite: the agent diverged in training; "
+                "give another run, or another agent of the run with --which"
+            )
+        return jax.device_put(policy)
 
 
 def load(folder: Path, which: Which) -> Trained:
@@ -61,13 +71,9 @@ def load(folder: Path, which: Which) -> Trained:
 
 
 def _newest(settings: Member, folder: Path, which: Which) -> Trained:
+    """Find the newest checkpoint whose policy is not damaged."""
     for name in dict.fromkeys((which, "last")):
-        path = folder / "checkpoints" / name
-        if not path.is_dir():
-            continue
-        with closing(Checkpoints(path, read_only=True)) as checkpoints:
-            if checkpoints.newest is not None:
-                return Trained(
-                    settings, path, name, checkpoints.notes(READABLE)["frames"], checkpoints.newest
-                )
+        found = Checkpoints(folder / "checkpoints" / name).load({"policy": None})
+        if found:
+            return Trained(settings, found.checkpoint, name, found.notes["frames"])
     raise LabError(f"{folder} has no checkpoint yet; train for longer, or stop it with Ctrl-C, which saves")

@@ -1,19 +1,18 @@
 """The tracker of metrics: rows of metrics.csv, and the same for TensorBoard."""
 
 import csv
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
 import numpy as np
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto import event_pb2, summary_pb2
 
 from popart.lab.checks import LabError
+from popart.lab.console import say
 from popart.lab.dqn.learner import Metrics
 from popart.lab.runs import Run
+from popart.lab.tensorboard import Events
 from popart.lab.train.config import Member
 from popart.lab.train.loop import Turn
 from popart.lab.train.tracker import crossed
@@ -29,13 +28,14 @@ RECENT = 100
 class MetricsTracker:
     """Writes a row for each member whenever it has played `log_every` frames, and one at its end.
 
-    A member whose loss or gradient is no longer finite is stopped.
+    A member whose loss, gradient, σ or μ is no longer a usable number is marked as diverged, and stopped.
     """
 
     def __init__(self, members: Sequence[Member], runs: Sequence[Run]) -> None:
         self._members, self._runs = members, runs
         self._records = [Record() for _ in members]
         self._tables: dict[int, Table] = {}
+        self._diverged: set[int] = set()
         self._pending: list[tuple[np.ndarray, jax.Array]] = []
 
     def step(self, turn: Turn) -> None:
@@ -73,9 +73,14 @@ class MetricsTracker:
             self._tables[member] = Table(self._runs[member], record.logged)
         self._tables[member].add(row)
         record.start_row(row)
-        if any(x is not None and not np.isfinite(x) for x in summary.values()):
-            loss, norm = summary["loss"], summary["gradient_norm"]
-            turn.fail(member, f"it diverged: loss {loss}, gradient norm {norm}")
+        reason = diverged(summary)
+        if reason and member not in self._diverged:
+            self._diverged.add(member)
+            frames = int(counts.frames[member])
+            self._runs[member].mark(diverged=f"after {frames:,} frames: {reason}")
+            say(f"{self._members[member].name} diverged after {frames:,} frames: {reason}")
+        if reason and self._members[member].stop_diverged:
+            turn.fail(member, f"it diverged: {reason}; --no-stop-diverged continues it")
 
     def notes(self, member: int) -> dict[str, Any]:
         self._fetch()
@@ -142,6 +147,16 @@ class Record:
         return record
 
 
+def diverged(summary: Mapping[str, float | None]) -> str:
+    """Say which metrics are no longer usable numbers; an empty text if all are."""
+    wrong = {name: x for name, x in summary.items() if x is not None and not np.isfinite(x)}
+    if summary["scale"] == 0:
+        wrong["scale"] = 0.0
+    names = {"gradient_norm": "gradient norm", "scale": "σ", "shift": "μ"}
+    shown = [name for name in ("loss", *names) if name in wrong] or list(wrong)
+    return ", ".join(f"{names.get(name, name)} {wrong[name]}" for name in shown)
+
+
 def summary(updates: np.ndarray) -> dict[str, float | None]:
     """Summarise the metrics of several updates, (fields, updates)."""
     names = ("loss", "gradient_norm", "gradient_norm_5", "gradient_norm_95", "body_norm", "head_norm")
@@ -159,12 +174,8 @@ class Table:
 
     def __init__(self, run: Run, frames: int) -> None:
         self._path = run.folder / f"{NAME}.csv"
-        folder = run.folder / "tensorboard"
         with self._writing():
-            folder.mkdir(exist_ok=True)
-            self._events = EventsWriter(str(folder / "events"))  # SummaryWriter hangs when a disk is full
-            begun = _proto(event_pb2, "SessionLog")(status=_proto(event_pb2, "SessionLog").START)
-            self._write_event(step=frames + 1, session_log=begun)
+            self._events = Events(run.folder / "tensorboard", frames + 1)
 
     def add(self, row: Mapping[str, Any]) -> None:
         new = not self._path.exists()
@@ -175,12 +186,7 @@ class Table:
                     writer.writeheader()
                 writer.writerow({k: "" if v is None else v for k, v in row.items()})
             shown = {k: v for k, v in row.items() if v is not None and k != "frames"}
-            values = [{"tag": name, "simple_value": value} for name, value in shown.items()]
-            self._write_event(step=row["frames"], summary=_proto(summary_pb2, "Summary")(value=values))
-
-    def _write_event(self, **content: Any) -> None:
-        self._events.write_event(_proto(event_pb2, "Event")(wall_time=time.time(), **content))
-        self._events.flush()
+            self._events.add(row["frames"], shown)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -195,11 +201,6 @@ class Table:
     def close(self) -> None:
         with suppress(OSError):  # all rows are flushed
             self._events.close()
-
-
-def _proto(module: Any, name: str) -> Any:
-    """Return a message's class, which is made when the module is imported."""
-    return getattr(module, name)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -10,13 +10,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from popart.lab.budget import RESERVE, announce, duration
 from popart.lab.checks import LabError
 from popart.lab.machine import cores, free_memory, free_on_device
 from popart.lab.progress import quantity
 from popart.lab.train.config import Member
-
-RESERVE = 2**30
-"""Bytes that are left for everything else."""
 
 AGENT_BYTES = 180e6
 """Bytes of an agent on Atari besides its replay buffer: parameters four times, and what an update needs."""
@@ -120,6 +118,11 @@ def expected_rate(fleet: Sequence[Member], room: Room, machine_cores: int | None
     return 1 / (1 / emulators + 1 / (frames_per_update * UPDATES_PER_SECOND["cpu"] * available))
 
 
+def announce_one(member: Member, room: Room) -> None:
+    """Say how long a single run will take, if that is long and it is not finished."""
+    announce(member.frames / expected_rate([member], room), member_bytes(member))
+
+
 def show(planned: Sequence[Sequence[Member]], room: Room) -> None:
     """Print the plan on standard error."""
     table = Table(
@@ -160,10 +163,3 @@ def _advise(planned: Sequence[Sequence[Member]], room: Room, console: Console) -
             f"{number} members with agent {member.agent.agent} do not fit into {room.name} "
             f"({room.arrays / 1e9:.0f} GB free) and are split into {len(split)} fleets{hint}."
         )
-
-
-def duration(seconds: float) -> str:
-    """Return a duration for people: 90 s, 25 min, 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -41,6 +41,8 @@ class ProgressTracker:
         rate = (updates - self._updates) / max(now - self._shown_at, 1e-9)
         if self._frames >= 0:
             self._advance(frames - self._frames, self._doing(turn, rate))
+        else:
+            self._advance(0, "compiling the program, which takes a minute on Atari")
         self._shown_at, self._frames, self._updates = now, frames, updates
 
     def _look(self) -> None:

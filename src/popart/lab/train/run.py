@@ -1,15 +1,18 @@
 """`popart train`: fleets one after the other; in each, trackers consume the turns of the loop."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from popart.lab.checks import LabError
 from popart.lab.envs.games import title
-from popart.lab.machine import stopping, use_device
+from popart.lab.machine import use_device
+from popart.lab.manifest import MANIFEST, read_manifest
 from popart.lab.progress import progress
 from popart.lab.runs import Run, command_line
+from popart.lab.stops import stopping
 from popart.lab.tables import print_table
 from popart.lab.train import plan
 from popart.lab.train.analysis import outcome
@@ -21,6 +24,7 @@ from popart.lab.train.games import suite
 from popart.lab.train.loop import Loop
 from popart.lab.train.metrics import MetricsTracker
 from popart.lab.train.progress import ProgressTracker
+from popart.lab.train.storage import DAMAGE, Checkpoints
 from popart.lab.train.tracker import FailureTracker, Tracker, ignore
 
 TABLE = "Score: mean of the last 100 episodes. *: published, after 200 million frames"
@@ -58,6 +62,8 @@ def train(
 
     `failed` is called with name and reason as soon as a member fails, while the others train on.
     """
+    for member in members:
+        _check_frames(member)
     with ExitStack() as stack:
         opened = [(member, stack.enter_context(open_run(member, command))) for member in members]
         for member, run in opened:
@@ -67,11 +73,28 @@ def train(
         if not unfinished:
             return {}
         members, runs = zip(*unfinished, strict=True)
+        if len(opened) == 1:
+            plan.announce_one(members[0], plan.Room.now())
         failures = _train(members, runs, name, failed)
         for i, run in enumerate(runs):
             if i not in failures:
                 run.finish()
     return {members[i].name: reason for i, reason in failures.items()}
+
+
+def _check_frames(member: Member) -> None:
+    """Refuse to resume a run with fewer frames than it has."""
+    if not os.path.lexists(member.out / MANIFEST) or read_manifest(member.out)["finished"]:
+        return
+    frames = 0
+    for checkpoint in Checkpoints(member.out / "checkpoints" / "last").all():
+        with suppress(*DAMAGE):  # which is named when the run is resumed
+            frames = max(frames, checkpoint.notes()["frames"])
+    if member.frames < frames:
+        raise LabError(
+            f"frames is {member.frames:,}, but {member.out} has {frames:,} already; give --frames "
+            f"{frames} or more, or another --out"
+        )
 
 
 def open_run(member: Member, command: str = "") -> Run:
@@ -83,12 +106,15 @@ def open_run(member: Member, command: str = "") -> Run:
 def _train(
     members: Sequence[Member], runs: Sequence[Run], name: str, failed: Callable[[str, str], None]
 ) -> dict[int, str]:
-    with stopping() as stop, training(members, runs, stop) as (loop, checkpoints, trackers):
+    stop = threading.Event()
+    with training(members, runs, stop) as (loop, checkpoints, trackers), ExitStack() as saving:
         total, done = sum(m.frames for m in members), int(loop.counts.frames.sum())
         with progress(name, total, "frames", done) as advance, closing(loop.turns()) as turns:
             told = FailureTracker(members, failed)
             shown = ProgressTracker(members, advance)
-            for turn in turns:
+            for i, turn in enumerate(turns):
+                if i == 1:  # before, there is nothing to save
+                    saving.enter_context(stopping(stop))
                 for tracker in (*trackers, told, shown):
                     tracker.step(turn)
                 if stop.is_set():

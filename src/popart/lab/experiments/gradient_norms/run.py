@@ -6,6 +6,7 @@ from popart.lab.experiments.gradient_norms.config import ROWS, Norms
 from popart.lab.files import read_table
 from popart.lab.machine import use_device
 from popart.lab.runs import Run
+from popart.lab.schemas import Metrics
 from popart.lab.train.config import Train
 from popart.lab.train.metrics import NAME
 
@@ -47,5 +48,5 @@ def training(settings: Norms) -> Train:
 def gradients(folder: Path, game: str, agent: str) -> list[dict[str, str]]:
     """Return the norms of gradients of a training run, from its metrics."""
     names = ("updates", "gradient_norm")
-    rows = [row for row in read_table(folder / f"{NAME}.csv") if row["gradient_norm"]]
+    rows = [row for row in read_table(folder / f"{NAME}.csv", Metrics) if row["gradient_norm"]]
     return [{"game": game, "agent": agent, **{name: row[name] for name in names}} for row in rows]

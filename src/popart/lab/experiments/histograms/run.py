@@ -10,6 +10,7 @@ import numpy as np
 
 import popart
 import popart.correspondence
+from popart.lab.budget import check_memory
 from popart.lab.experiments.histograms.config import Histograms
 from popart.lab.experiments.histograms.theory import expected_variance
 from popart.lab.runs import Run
@@ -28,10 +29,14 @@ BOUNDS = tuple(np.geomspace(0.1, 10, 21).tolist())
 BURN_IN = 500
 """Targets at the beginning that are left out: the first target has a weight of (1 - β)^t at time t."""
 
+BYTES_PER_TARGET = 8 * 2 * len(BOUNDS)
+"""Each target is normalised with every β, and measured in double precision."""
+
 Row = dict[str, Any]
 
 
 def run(settings: Histograms) -> Path:
+    check_memory("targets", settings.targets, BYTES_PER_TARGET)
     with Run("histograms", "Histograms of normalised targets (appendix, Fig. 3)", settings) as run:
         if not run.finished:
             y = targets(settings)

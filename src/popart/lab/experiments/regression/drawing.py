@@ -28,7 +28,10 @@ def learning_curves(shown: Mapping[str, Best]) -> Figure:
             style = {"color": colour, "linewidth": 0.8, "linestyle": (0, (3, 2))}
             label = f"{_legend(name, best.paper)}, as in the paper"
             axes.plot(samples, best.paper_median, label=label, **style)
-    axes.set(yscale="log", xlabel="samples", ylabel="RMSE (in units of the targets)")
+    finite = any(np.isfinite(best.curves[1]).any() for best in shown.values())
+    if not finite:
+        axes.annotate("every cell diverged", (0.5, 0.5), xycoords="axes fraction", ha="center")
+    axes.set(yscale="log" if finite else "linear", xlabel="samples", ylabel="RMSE (in units of the targets)")
     axes.set_xlim(0, next(iter(shown.values())).samples[-1])
     axes.grid(axis="y")
     figure.legend(loc="outside upper center", ncols=2)

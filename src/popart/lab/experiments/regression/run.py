@@ -6,14 +6,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from popart.lab.budget import announce, check_memory
 from popart.lab.experiments.regression.cells import Row, best_cell, numbers, paper_cell
 from popart.lab.experiments.regression.config import SMOOTH, Regression
 from popart.lab.experiments.regression.curves import curves, interval
 from popart.lab.experiments.regression.methods import METHODS
 from popart.lab.experiments.regression.sweep import Data, Setting, grid, learn, sweep
-from popart.lab.machine import as_done
+from popart.lab.machine import as_done, cores
 from popart.lab.progress import progress
 from popart.lab.runs import Run
+
+BYTES_PER_ERROR = 24
+"""Of each sample and repetition: the error in two precisions, and a sorted copy."""
+
+UPDATES_PER_SECOND = 3e6
+"""Updates of a network per second and core, measured on two cores with the default settings."""
 
 
 class Best(NamedTuple):
@@ -28,13 +35,24 @@ class Best(NamedTuple):
 
 
 def run(settings: Regression) -> Path:
+    budget = _check_budget(settings)
     with Run("regression", "Binary regression (Section 3, Fig. 1a)", settings) as run:
         if not run.finished:
+            announce(*budget)
             data = Data(settings.seed, settings.repetitions, settings.samples)
             cells = _cells(run, settings, data)
             _write_curves(run, _best(settings, cells, data))
             run.finish()
     return run.folder
+
+
+def _check_budget(settings: Regression) -> tuple[float, float]:
+    """Refuse what cannot fit, and return seconds and bytes: each core has the errors of a row of the grid."""
+    cells = sum(map(len, grid(settings)))
+    bytes_each = BYTES_PER_ERROR * settings.samples * len(settings.alphas) * cores()
+    check_memory("repetitions", settings.repetitions, bytes_each)
+    updates = cells * settings.samples * settings.repetitions
+    return updates / UPDATES_PER_SECOND / cores(), settings.repetitions * bytes_each
 
 
 def _cells(run: Run, settings: Regression, data: Data) -> list[Row]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from popart.lab.checks import check_grid, check_names, check_seed, check_whole
+from popart.lab.checks import MOST, check_grid, check_names, check_whole
 from popart.lab.envs.games import SMALL
 
 GAMES = {name.removeprefix("minatar_"): game for name, game in SMALL.items()}
@@ -94,7 +94,7 @@ class Scale:
         check_names("methods", self.methods, METHODS)
         check_grid("scales", self.scales)
         check_whole("seeds", self.seeds, 1)
-        check_seed(self.seed)
+        check_whole("seed", self.seed, 0, most=MOST - self.seeds)
         if self.steps is not None:
             check_whole("steps", self.steps, 2000)
         if self.tuned and 1.0 not in self.scales:

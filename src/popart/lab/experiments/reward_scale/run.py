@@ -11,16 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from popart.lab.budget import announce, check_memory
 from popart.lab.dqn.methods import config_of
 from popart.lab.envs.small import Game
 from popart.lab.experiments.reward_scale.config import GAMES, METHODS, RATE, RATES, Scale
 from popart.lab.experiments.reward_scale.training import Training, advance, init
-from popart.lab.machine import as_done
+from popart.lab.machine import as_done, cores
 from popart.lab.progress import progress
 from popart.lab.runs import Run
 
 LAST = 0.2
 """Fraction of the training, at its end, whose episodes are scored."""
+
+BYTES_PER_STEP, BYTES_PER_AGENT = 500, 1e6
+"""Memory of an agent: its replay buffer has all of its steps."""
+
+STEPS_PER_SECOND = 12_000
+"""Steps per second and core, measured on two cores with the default settings."""
 
 Case = tuple[str, str]
 """A game and a method."""
@@ -32,11 +39,25 @@ Row = dict[str, Any]
 
 
 def run(settings: Scale) -> Path:
+    budget = _check_budget(settings)
     with Run("scale", "The same agent at any scale of rewards (small games)", settings) as run:
         if not run.finished:
+            announce(*budget)
             _write_returns(run, settings)
             run.finish()
     return run.folder
+
+
+def _check_budget(settings: Scale) -> tuple[float, float]:
+    """Refuse what cannot fit, and return seconds and bytes: a core trains all scales and seeds of a game."""
+    longest = max(map(settings.steps_of, settings.games))
+    together = len(settings.scales) * min(cores(), len(settings.games) * len(settings.methods))
+    bytes_each = together * (longest * BYTES_PER_STEP + BYTES_PER_AGENT)
+    check_memory("seeds", settings.seeds, bytes_each)
+    scales = len(settings.scales) + settings.tuned * (len(settings.scales) + 1)  # with a second learning rate
+    agents = scales * settings.seeds * len(settings.methods)
+    steps = agents * sum(map(settings.steps_of, settings.games))
+    return steps / STEPS_PER_SECOND / cores(), settings.seeds * bytes_each
 
 
 def _write_returns(run: Run, settings: Scale) -> None:

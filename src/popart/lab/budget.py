@@ -1,0 +1,41 @@
+"""Memory and time that work will take: what cannot fit is refused, and long work is announced."""
+
+from popart.lab.checks import LabError
+from popart.lab.console import say
+from popart.lab.machine import free_memory
+
+RESERVE = 2**30
+"""Bytes that are left for everything else."""
+
+LONG = 60
+"""Seconds of work that are announced."""
+
+
+def check_memory(setting: str, value: int, bytes_each: float) -> None:
+    """Refuse a value for which memory does not suffice, with the largest that would do.
+
+    Args:
+        setting: name of the setting.
+        value: what was asked for.
+        bytes_each: memory per unit of the value.
+    """
+    left = max(0, free_memory() - RESERVE)
+    if value * bytes_each > left:
+        raise LabError(
+            f"{setting} is {value:,}, which takes {value * bytes_each / 1e9:,.1f} GB of memory, and "
+            f"{left / 1e9:.1f} GB are free; {int(left // bytes_each):,} would fit"
+        )
+
+
+def announce(seconds: float, bytes_needed: float) -> None:
+    """Say how long work will take, and how much memory, if it takes more than a minute."""
+    if seconds > LONG:
+        say(f"this takes about {duration(seconds)} and {max(bytes_needed / 1e9, 0.1):.1f} GB of memory")
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 90 s, 15 min, 3.2 h, 4.0 days."""
+    for unit, length, least in (("days", 86400.0, 172800), ("h", 3600.0, 7200)):
+        if seconds >= least:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
