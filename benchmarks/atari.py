@@ -23,6 +23,7 @@ import argparse
 import shlex
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -35,9 +36,10 @@ import tyro
 
 from benchmarks.tables import publish
 from popart.lab.envs.timestep import Suite
-from popart.lab.machine import cores, stopping
+from popart.lab.machine import cores
 from popart.lab.progress import progress
 from popart.lab.runs import command_line
+from popart.lab.stops import stopping
 from popart.lab.train.config import Member, Train
 from popart.lab.train.fleet import Fleet
 from popart.lab.train.loop import Loop
@@ -131,7 +133,8 @@ def pause(loop: Loop, seconds: float) -> float:
 
 def train(loop: Loop, trackers: Sequence[Tracker], members: Sequence[Member], clock: Clock) -> None:
     total = sum(member.frames for member in members)
-    with stopping() as stop, progress("end to end", total, "frames") as advance:
+    stop = threading.Event()
+    with stopping(stop), progress("end to end", total, "frames") as advance:
         shown = ProgressTracker(members, advance)
         with closing(loop.turns()) as turns:
             for turn in turns:
@@ -160,7 +163,7 @@ def main() -> None:
         line = command_line("train", command)
         runs = [stack.enter_context(open_run(member, line)) for member in members]
         began = time.perf_counter()
-        with stopping() as stop, training(members, runs, stop) as (loop, _, trackers):
+        with training(members, runs, threading.Event()) as (loop, _, trackers):
             start = time.perf_counter() - began
             print(f"started in {start:.1f} s", flush=True)
             busy = psutil.Process()

@@ -46,6 +46,11 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
+def page_of(folder: Path) -> str:
+    """Return the page of one run."""
+    return page(*_read([folder]))
+
+
 def _check_out(out: Path) -> None:
     """Check that the page can be written, and replaces nothing but a report."""
     try:

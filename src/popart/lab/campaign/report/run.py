@@ -10,7 +10,7 @@ from popart.lab.campaign.report.reading import SCORES, LeftOut, read
 from popart.lab.campaign.report.selection import Compared, Selection, select
 from popart.lab.checks import LabError
 from popart.lab.files import read_table, write_atomically
-from popart.lab.report.page import page
+from popart.lab.report.page import page_of
 from popart.lab.runs import Run
 
 PAPER_FRAMES = 200_000_000
@@ -42,7 +42,7 @@ def run(command: Report) -> Path:
             if rows:
                 run.write_table(name, rows)
         run.finish()
-        write_atomically(run.folder / "report.html", page([run.folder]).encode())
+        write_atomically(run.folder / "report.html", page_of(run.folder).encode())
     return run.folder
 
 
