@@ -108,7 +108,7 @@ def look(page: Page, url: str) -> dict[str, Any]:
     found = page.evaluate(FOUND)
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size(PHONE)  # pyright: ignore[reportArgumentType]
-    page.wait_for_timeout(50)
+    page.wait_for_function("document.body.dataset.mdColorScheme === 'slate'", polling=20)
     return found | {"dark phone": page.evaluate(FOUND)}
 
 
