@@ -35,6 +35,8 @@ import gymnasium
 import numpy as np
 import stable_baselines3
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from stable_baselines3.common.env_util import make_vec_env
@@ -43,6 +45,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
 
 import popart.sb3
+from popart.lab.figures import COLOURS, images, letter, styled, subplots
 
 SCALES, SEEDS, EPISODES = (1e-4, 1.0, 1e4), (0, 1, 2), 20
 HEADS = ("plain", "popart")
@@ -278,28 +281,33 @@ def print_table(rows: Sequence[Sequence[str]], algorithms: Sequence[str], steps:
     Console(width=150).print(table)
 
 
-def draw(path: Path, rows: Sequence[Sequence[str]], algorithms: Sequence[str]) -> None:
-    """Draw returns against the reward scale: all seeds as dots, means as lines, a panel per algorithm."""
-    import matplotlib as mpl
+def panel(axes: Axes, rows: Sequence[Sequence[str]], name: str) -> None:
+    for head, label, colour in zip(
+        HEADS, ("plain", "Pop-Art"), (COLOURS["sgd"], COLOURS["popart"]), strict=True
+    ):
+        found = [returns(rows, name, head, scale) for scale in SCALES]
+        means = [statistics.fmean(values) if values else math.nan for values in found]
+        axes.plot(SCALES, means, color=colour, label=label)
+        for scale, values in zip(SCALES, found, strict=True):
+            axes.plot([scale] * len(values), values, "o", color=colour, markersize=3, alpha=0.6)
+    axes.set(xscale="log", xticks=SCALES, xlabel="rewards ×")
+    axes.minorticks_off()
+    axes.grid()
+    letter(axes, f"{name}, {TUNED[name].environment.removesuffix('-v1')}")
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(
-        1, len(algorithms), figsize=(3 * len(algorithms), 3.2), squeeze=False, layout="constrained"
-    )
-    for axis, name in zip(axes[0], algorithms, strict=True):
-        for head, label, colour in (("plain", name, "#d62728"), ("popart", f"PopArt{name}", "#228b22")):
-            found = [returns(rows, name, head, scale) for scale in SCALES]
-            means = [statistics.fmean(values) if values else math.nan for values in found]
-            axis.plot(SCALES, means, color=colour, label=label)
-            for scale, values in zip(SCALES, found, strict=True):
-                axis.plot([scale] * len(values), values, "o", color=colour, markersize=4, alpha=0.7)
-        axis.set(xscale="log", xticks=SCALES, xlabel="reward scale", title=TUNED[name].environment)
-        axis.legend(fontsize="small")
-    axes[0][0].set_ylabel(f"return of unscaled rewards,\nmean of {EPISODES} episodes")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+@styled
+def figure(rows: Sequence[Sequence[str]], algorithms: Sequence[str]) -> Figure:
+    """Draw returns against the reward scale: means as lines, seeds as dots; the sixth panel is the legend."""
+    drawn, grid = subplots(2, 3, height=4.4)
+    for axes, name in zip(grid.flat, algorithms, strict=False):
+        panel(axes, rows, name)
+    for axes in grid.flat[len(algorithms) :]:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        axes.set(ylabel="return, unscaled")
+    grid[1, 2].legend(*grid[0, 0].get_legend_handles_labels(), loc="center")
+    return drawn
 
 
 def scales(options: argparse.Namespace) -> None:
@@ -318,7 +326,8 @@ def scales(options: argparse.Namespace) -> None:
         evaluation_episodes=EPISODES,
     )
     print_table(rows, options.algorithms, steps)
-    draw(options.figure, rows, options.algorithms)
+    options.figure.parent.mkdir(parents=True, exist_ok=True)
+    options.figure.write_bytes(dict(images(figure(rows, options.algorithms)))["png"])
     print(options.path)
 
 
