@@ -96,10 +96,6 @@ def _ended(number: int, members: int, lost: dict[str, str]) -> tuple[Status, str
 
 def _trained(campaign: Folder, number: int, members: list[Member], left: list[Member]) -> dict[str, str]:
     """Train; write a failure into the records of those whom it concerns."""
-    use_cache(campaign.path)
-    from popart.lab.machine import use_device
-    from popart.lab.train.run import train
-
     folders = {member.name: member.out for member in left}
     failed = set[str]()
 
@@ -109,6 +105,10 @@ def _trained(campaign: Folder, number: int, members: list[Member], left: list[Me
             records.end(folders[name], "failed", reason)
 
     try:
+        from popart.lab.machine import use_device
+        from popart.lab.train.run import train
+
+        use_cache(campaign.path)
         use_device(members[0].device)
         return train(members, f"fleet {number}", campaign.command, note)
     except (KeyboardInterrupt, InUseError):
