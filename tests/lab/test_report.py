@@ -23,6 +23,7 @@ from popart.lab.report.page import powers
 pytestmark = pytest.mark.xdist_group("report")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SCORES = "The paper's raw and normalised scores"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
@@ -116,16 +117,14 @@ def test_figures_are_not_blank(visit: Any) -> None:
 def test_tables_sort_both_ways(visit: Any) -> None:
     page = visit()
     page.get_by_text("57 rows").click()
-    button = page.get_by_role("region", name="Raw and normalised scores").get_by_role(
-        "button", name="human", exact=True
-    )
+    button = page.get_by_role("region", name=SCORES).get_by_role("button", name="human", exact=True)
     button.click()
-    values = [float(x) for x in column(page, "Raw and normalised scores", "human")]
+    values = [float(x) for x in column(page, SCORES, "human")]
     assert values == sorted(values)
     assert values[0] == -4336.9
     assert button.locator("..").get_attribute("aria-sort") == "ascending"
     button.click()
-    values = [float(x) for x in column(page, "Raw and normalised scores", "human")]
+    values = [float(x) for x in column(page, SCORES, "human")]
     assert values == sorted(values, reverse=True)
     assert button.locator("..").get_attribute("aria-sort") == "descending"
 
@@ -133,12 +132,12 @@ def test_tables_sort_both_ways(visit: Any) -> None:
 def test_tables_sort_percentages_words_and_powers(visit: Any) -> None:
     page = visit()
     page.get_by_text("57 rows").click()
-    scores = page.get_by_role("region", name="Raw and normalised scores")
+    scores = page.get_by_role("region", name=SCORES)
     scores.get_by_role("button", name="difference").click()
-    values = [float(x.rstrip("%")) for x in column(page, "Raw and normalised scores", "difference")]
+    values = [float(x.rstrip("%")) for x in column(page, SCORES, "difference")]
     assert values == sorted(values)
     scores.get_by_role("button", name="game").click()
-    words = column(page, "Raw and normalised scores", "game")
+    words = column(page, SCORES, "game")
     assert words == sorted(words)
     chosen = "Chosen step sizes, beside the paper's"
     page.get_by_role("region", name=chosen).get_by_role("button", name="alpha", exact=True).click()

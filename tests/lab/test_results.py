@@ -125,6 +125,44 @@ def test_thirds_of_training_on_breakout() -> None:
         assert f"{first}, {second} and {third} with {dtype}" in words("docs/explanation/atari.md")
 
 
+@pytest.mark.parametrize("weights", ["dqn", "he"])
+@pytest.mark.parametrize("agent", ["clipped", "unclipped", "popart"])
+def test_gradients_beside_the_epsilon_of_rmsprop(agent: str, weights: str) -> None:
+    early, late = (
+        row
+        for row in read_table(ROOT / "results" / "start_gradients.csv")
+        if (row["agent"], row["start"], row["layer"]) == (agent, weights, "all")
+    )
+    assert (early["updates"], late["updates"]) == ("100", "2000")
+    size, below = cells("atari.md", f"`{agent}`, {'`he`' if weights == 'he' else 'DQN.s weights'}")
+    name = "rms / sqrt(epsilon)"
+    assert size == f"{float(early[name]):.2g} ({float(late[name]):.2g})"
+    name = "below sqrt(epsilon), %"
+    assert below == f"{early[name]} % ({late[name]} %)"
+
+
+def test_only_the_first_convolution_and_the_head_have_gradients_near_the_root_of_epsilon() -> None:
+    rows = read_table(ROOT / "results" / "start_gradients.csv")
+    popart = [row for row in rows if (row["agent"], row["start"]) == ("popart", "dqn")]
+    large = {row["layer"] for row in popart if float(row["rms / sqrt(epsilon)"]) > 0.5}
+    assert large == {"convolution 1", "head"}
+    assert min(float(row["below sqrt(epsilon), %"]) for row in popart if row["layer"] == "all") > 99.7
+
+
+def test_values_by_the_number_of_copies() -> None:
+    """After n copies, values are right for n + 1 steps before the reward, and near 0 farther away."""
+    rows = {
+        row.pop("copies"): list(row.values()) for row in read_table(ROOT / "results" / "start_backups.csv")
+    }
+    for copies in ("0", "2", "4", "6", "8", "best play"):
+        assert cells("atari.md", copies) == rows[copies]
+    best = [float(x) for x in rows.pop("best play")]
+    for copies, values in rows.items():
+        reached = int(copies) + 1
+        assert all(abs(float(x) - y) < 0.1 for x, y in zip(values[:reached], best, strict=False))
+        assert all(abs(float(x)) < 0.1 for x in values[reached:])
+
+
 @pytest.mark.parametrize("agent", ["clipped", "popart"])
 def test_variance_explained_by_initial_weights(agent: str) -> None:
     rows = [row for row in read_table(ROOT / "results" / "start.csv") if row["agent"] == agent]

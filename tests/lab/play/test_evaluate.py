@@ -10,6 +10,7 @@ import pytest
 from popart.lab.cli import main
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest
+from popart.lab.play.analysis import large_share
 from popart.lab.play.config import Evaluate
 from popart.lab.train.episodes import Player
 from popart.lab.train.storage import Checkpoints
@@ -74,6 +75,43 @@ def test_published_scores_are_beside_that_of_an_atari_game(
     assert 0 < float(rows[0]["score"]) < 1500  # random play
 
 
+@pytest.mark.xdist_group("atari")
+def test_rewards_are_counted_by_size_and_sum_up_to_the_scores(asterix: Path, tmp_path: Path) -> None:
+    """On the real emulator: random play of Asterix, whose rewards are multiples of 50."""
+    run = shutil.copytree(asterix, tmp_path / "run")
+    out = Evaluate(run, epsilon=1.0, episodes=3, large_rewards=50.0, device="cpu").run()
+    rows = read_table(out / "rewards.csv")
+    scores = [float(row["score"]) for row in read_table(out / "episodes.csv")]
+    assert sum(float(row["reward"]) * int(row["times"]) for row in rows) == sum(scores) > 0
+    assert all(float(row["points"]) == float(row["reward"]) * int(row["times"]) for row in rows)
+    assert all(float(row["reward"]) % 50 == 0 != float(row["reward"]) for row in rows)
+    first, *others = read_table(out / "summary.csv")
+    assert first["points from rewards of 50 and more"] == "100.0%"
+    assert not any(row["points from rewards of 50 and more"] for row in others)
+    assert "rewards" in [shown["name"] for shown in read_manifest(out)["shown"]]
+
+
+@pytest.mark.xdist_group("catch")
+def test_another_size_of_large_rewards_plays_no_episode_again(
+    catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(catch, tmp_path / "run")
+    first = Evaluate(run, episodes=20, large_rewards=1.0, device="cpu").run()
+    rewards = {float(row["reward"]) for row in read_table(first / "rewards.csv")}
+    assert rewards <= {-1.0, 1.0}
+    assert "100.0%" in read_table(first / "summary.csv")[0].values()
+    monkeypatch.setattr(Player, "step", None)
+    again = Evaluate(run, episodes=20, large_rewards=2.0, device="cpu").run()
+    assert again == first
+    assert read_table(again / "summary.csv")[0]["points from rewards of 2 and more"] == "0.0%"
+
+
+def test_lost_points_count_neither_as_won_nor_as_large() -> None:
+    rows = [{"reward": r, "times": n} for r, n in (("-500", "9"), ("10", "60"), ("199", "1"), ("200", "1"))]
+    assert large_share(rows, 200) == pytest.approx(200 / 999)
+    assert large_share([{"reward": "-1", "times": "21"}], 1) == 0
+
+
 @pytest.mark.xdist_group("catch")
 @pytest.mark.parametrize("command", ["evaluate", "watch"])
 def test_a_folder_that_is_not_a_training_run_is_named(
@@ -104,6 +142,7 @@ def test_a_run_without_a_checkpoint_is_named(
     [
         ({"episodes": 0}, "episodes is 0; it must be 1 or more"),
         ({"threads": 0}, "threads is 0; it must be 1 or more"),
+        ({"large_rewards": -1.0}, "large_rewards is -1.0; it must be positive and finite"),
         ({"epsilon": -0.1}, "epsilon is -0.1; it must be between 0 and 1"),
         ({"seed": 2**32}, "seed is 4294967296; it must be from 0 to 4294967295"),
     ],

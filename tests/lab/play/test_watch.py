@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import imageio_ffmpeg
 import numpy as np
 import pytest
+from PIL import Image
 
 import popart
 from popart.lab.checks import LabError
@@ -20,6 +22,7 @@ from popart.lab.play import watch
 from popart.lab.play.config import Watch
 from popart.lab.play.view import BARS, HISTORY, SCREEN, SIZE, TEXT, Step, View
 from popart.lab.train.config import Train
+from tests.lab.examples import ASTERIX
 
 pytestmark = pytest.mark.xdist_group("atari")
 
@@ -37,12 +40,12 @@ def pictures(command: Watch) -> np.ndarray:
     return decoded(command.run())
 
 
-def decoded(path: Path) -> np.ndarray:
+def decoded(path: Path, agents: int = 1) -> np.ndarray:
     ffmpeg = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(path)]
     raw = subprocess.run(
         [*ffmpeg, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], capture_output=True, check=True
     )
-    return np.frombuffer(raw.stdout, np.uint8).reshape(-1, SIZE[1], SIZE[0], 3)
+    return np.frombuffer(raw.stdout, np.uint8).reshape(-1, SIZE[1], agents * SIZE[0], 3)
 
 
 def part(pictures: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
@@ -87,6 +90,42 @@ def test_the_unit_of_q_is_that_of_the_rewards_which_the_agent_sees() -> None:
     cases = ({"agent": "clipped"}, {"agent": "popart"}, {"agent": "unclipped", "reward_scale": 0.5})
     units = [watch.unit(Train.of(**case).members()[0]) for case in cases]
     assert units == ["clipped rewards", "points", "points × 0.5"]
+
+
+def test_two_agents_are_side_by_side_each_with_its_values(
+    command: Watch, pictures: np.ndarray, tmp_path: Path
+) -> None:
+    """The left one is the video of the run alone; the right one is another agent with the same seed."""
+    other = tmp_path / "clipped"
+    ASTERIX.changed(agent=("clipped",), frames=64, sticky=0.25, seed=(5,), out=other).run()
+    both = decoded(replace(command, beside=other, out=tmp_path / "both.mp4").run(), agents=2)
+    assert len(both) == len(pictures)
+    left, right = both[:, :, : SIZE[0]].astype(np.int16), both[:, :, SIZE[0] :].astype(np.int16)
+    assert np.abs(left - pictures).mean() < 2
+    first = slice(0, 1)  # the same seed, hence the same first screen
+    assert np.abs(part(left[first], SCREEN) - part(right[first], SCREEN)).mean() < 4
+    assert np.abs(part(left, BARS) - part(right, BARS)).max() > 60
+
+
+def test_an_episode_that_is_over_shows_its_last_picture_beside_a_longer_one() -> None:
+    def pictures(colour: str, number: int) -> Iterator[tuple[Image.Image, str]]:
+        return ((Image.new("RGB", SIZE, colour), f"{colour} {i}") for i in range(number))
+
+    shown = list(watch.side_by_side([pictures("red", 2), pictures("blue", 4)]))
+    assert [told for _, told in shown] == ["red 0, blue 0", "red 1, blue 1", "red 1, blue 2", "red 1, blue 3"]
+    assert all(sheet.size == (2 * SIZE[0], SIZE[1]) for sheet, _ in shown)
+    assert [shown[3][0].getpixel((x, 0)) for x in (0, SIZE[0])] == [(255, 0, 0), (0, 0, 255)]
+
+
+def test_runs_of_different_games_are_not_put_side_by_side(
+    command: Watch, asterix: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(asterix, tmp_path / "other")
+    manifest = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
+    manifest["settings"].update(game="pong")
+    (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(LabError, match="is a run of 'pong', not of 'asterix'; give runs of one game"):
+        replace(command, beside=other, out=tmp_path / "both.mp4").run()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

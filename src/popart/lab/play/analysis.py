@@ -1,5 +1,6 @@
 """Figure and table of an evaluation, from its table of episodes."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,32 @@ scores that the paper gives for random play, a human tester, Double DQN and Doub
 two after 200 million frames."""
 
 
+REWARDS = """How often each reward was received in these episodes, and the points that it made. A reward is
+the sum over the frames of an agent step, four on Atari."""
+
+
 def analyse(page: Page) -> None:
     scores = [float(row["score"]) for row in page.needed_table("episodes")]
     game, agent, frames = _about(page)
-    paper = published(game)
+    paper, rewards = published(game), page.table("rewards")
     summary = _summary(agent, frames, scores, paper)
+    if rewards:
+        large = float(page.settings["large_rewards"])
+        shares = [f"{large_share(rewards, large):.1%}", *(None for _ in summary[1:])]
+        name = f"points from rewards of {large:g} and more"
+        summary = [row | {name: share} for row, share in zip(summary, shares, strict=True)]
     page.show_table("summary", "Score", "Of this agent, beside the published scores.", summary)
     page.figure("scores", "Episodes", FIGURE, _figure(AGENT_COLOURS[agent], scores, paper))
+    if rewards:
+        page.show_table("rewards", "Rewards", REWARDS)
     page.show_table("episodes", "Episodes", "The score of each episode.")
+
+
+def large_share(rewards: Sequence[Mapping[str, str]], large: float) -> float:
+    """Return the part of all points won that came from large rewards; lost points count in neither."""
+    won = [(float(r["reward"]), float(r["reward"]) * int(r["times"])) for r in rewards]
+    points = sum(x for _, x in won if x > 0)
+    return sum(x for reward, x in won if reward >= large) / points if points else 0.0
 
 
 def _about(page: Page) -> tuple[str, str, int]:

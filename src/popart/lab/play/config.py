@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from popart.lab.checks import check_between, check_seed, check_whole
+from popart.lab.checks import check_between, check_positive, check_seed, check_whole
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Evaluate(_Trained):
     episodes: int = 100
     """Number of episodes. All are played at once, each in an environment of its own."""
 
+    large_rewards: float = 200.0
+    """Smallest reward that is called large, in points, for the share of points from large rewards."""
+
     threads: Annotated[
         int | None, tyro.conf.arg(help_behavior_hint="(default: one per core)", metavar="INT")
     ] = None
@@ -54,6 +57,7 @@ class Evaluate(_Trained):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("episodes", self.episodes, 1)
+        check_positive("large_rewards", self.large_rewards)
         if self.threads is not None:
             check_whole("threads", self.threads, 1)
 
@@ -68,11 +72,18 @@ class Evaluate(_Trained):
 class Watch(_Trained):
     """Film one episode of an agent trained on Atari, with its Q-values and Pop-Art's σ and μ, as MP4."""
 
+    beside: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: none)", metavar="RUN")] = None
+    """Another run of the same game, filmed beside it with the same seed."""
+
     frames: int = 108_000
     """Longest video in game frames; the default is the longest possible episode, 30 minutes."""
 
     out: Annotated[
-        Path | None, tyro.conf.arg(help_behavior_hint="(default: RUN/watch.mp4)", metavar="PATH")
+        Path | None,
+        tyro.conf.arg(
+            help_behavior_hint="(default: RUN/watch.mp4; RUN/watch-beside-OTHER.mp4 with --beside)",
+            metavar="PATH",
+        ),
     ] = None
     """Path of the video; an existing one is replaced."""
 

@@ -1,5 +1,6 @@
 """`popart evaluate`: the paper's protocol."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,30 @@ def run(command: Evaluate) -> Path:
     out = command.run_folder / f"evaluation-{trained.which}-{trained.frames}-{protocol}"
     about = {"game": trained.settings.game, "agent": agent, "frames": trained.frames}
     settings = flat(command) | about | {"run_folder": str(command.run_folder), "out": out}
-    free = ("run_folder", "which", "threads", "device")
+    free = ("run_folder", "which", "threads", "device", "large_rewards")
     with Run("evaluate", heading, settings, free, command_line("evaluate", command)) as run:
         if not run.finished:
-            scores, overflows = _play(command, trained)
+            rewards = Counter[float]()
+            scores, overflows = _play(command, trained, rewards)
             if overflows:
                 print(f"{overflows} rewards are wrong: a score overflowed; --undo-overflow corrects them")
             run.write_table("episodes", [{"episode": i, "score": x} for i, x in enumerate(scores)])
+            if rewards:
+                run.write_table("rewards", reward_rows(rewards))
+            run.finish()
+        elif run.read_table("rewards") and run.settings["large_rewards"] != command.large_rewards:
+            run.reopen()  # the episodes are the same; only what is called large is new
             run.finish()
     return run.folder
 
 
-def _play(command: Evaluate, trained: Trained) -> tuple[list[float], int]:
-    """Return the scores of episodes, and the number of score overflows."""
+def reward_rows(rewards: Counter[float]) -> list[dict[str, float]]:
+    """Return each size of reward with how often it was received, and the points that it made."""
+    return [{"reward": x, "times": rewards[x], "points": x * rewards[x]} for x in sorted(rewards)]
+
+
+def _play(command: Evaluate, trained: Trained, rewards: Counter[float]) -> tuple[list[float], int]:
+    """Return the scores of episodes and the number of score overflows, and count rewards."""
     number, policy, players = command.episodes, None, list[Player]()
     options: dict[str, Any] = {"episode_frames": EPISODE_FRAMES} if trained.settings.is_atari else {}
     size = GROUP if trained.settings.is_atari else number
@@ -60,7 +72,7 @@ def _play(command: Evaluate, trained: Trained) -> tuple[list[float], int]:
             players.append(Player(network, games, policy, command.epsilon, derived_seed(command.seed, i)))
             advance(several)
     with progress("evaluate", command.episodes, "episodes") as advance:
-        scores = first_episodes(players, advance) or []
+        scores = first_episodes(players, advance, rewards=rewards) or []
     for player in players:
         player.environments.close()
     return np.array(scores).tolist(), sum(player.environments.overflows for player in players)

@@ -1,20 +1,22 @@
-"""`popart watch`: a video of one episode, beside the Q-values of all actions."""
+"""`popart watch`: a video of one episode with the Q-values of all actions, or of two agents side by side."""
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import imageio_ffmpeg
 import numpy as np
+from PIL.Image import Image
+from PIL.Image import new as new_image
 
 from popart.lab.checks import LabError
 from popart.lab.dqn.config import AgentConfig
 from popart.lab.dqn.learner import Policy
-from popart.lab.envs.atari import Atari
+from popart.lab.envs.atari import SPEC, Atari
 from popart.lab.envs.games import title
 from popart.lab.envs.timestep import Scores
 from popart.lab.files import temporary_file
@@ -33,30 +35,66 @@ COLOURS = {"grayscale": False, "img_height": 210, "img_width": 160}
 
 def run(command: Watch) -> Path:
     use_device(command.device)
-    trained = load(command.run_folder, command.which)
+    folders = [command.run_folder, *([command.beside] if command.beside else [])]
+    agents = [_load(folder, command) for folder in folders]
+    games = [trained.settings.game for trained in agents]
+    if len(set(games)) > 1:
+        raise LabError(f"{folders[1]} is a run of {games[1]!r}, not of {games[0]!r}; give runs of one game")
+    out, most = command.out or _default_path(command), command.frames // SPEC.frames_per_step
+    with ExitStack() as stack:
+        pictures = [stack.enter_context(playing(trained, command)) for trained in agents]
+        show = stack.enter_context(film(out, (len(agents) * SIZE[0], SIZE[1])))
+        advance = stack.enter_context(progress("watch", most, "steps"))
+        for picture, told in islice(side_by_side(pictures), most):
+            show(picture.tobytes())
+            advance(1, told)
+    return out
+
+
+def _load(folder: Path, command: Watch) -> Trained:
+    trained = load(folder, command.which)
     if not trained.settings.is_atari:
         raise LabError(
-            f"{command.run_folder} is a run of {trained.settings.game!r}, a small game that has no screen; "
+            f"{folder} is a run of {trained.settings.game!r}, a small game that has no screen; "
             "give a run of an Atari game"
         )
-    out = command.out or command.run_folder / "watch.mp4"
-    games, screens = (
-        cast("Atari", environments(trained.settings, 1, training=False, **options))
-        for options in ({}, COLOURS)
-    )
-    try:
+    return trained
+
+
+def _default_path(command: Watch) -> Path:
+    name = f"watch-beside-{command.beside.resolve().name}" if command.beside else "watch"
+    return command.run_folder / f"{name}.mp4"
+
+
+@contextmanager
+def playing(trained: Trained, command: Watch) -> Iterator[Iterator[tuple[Image, str]]]:
+    """Start an agent, and yield the pictures of its first episode, each with the score so far."""
+    with ExitStack() as stack:
+        games, screens = (
+            cast("Atari", environments(trained.settings, 1, training=False, **options))
+            for options in ({}, COLOURS)
+        )
+        stack.callback(games.close)
+        stack.callback(screens.close)
         network = trained.network(games)
         policy = trained.policy(network)
         player = Player(network, games, policy, command.epsilon, command.seed)
-        view, most = _view(trained, policy, games.names), command.frames // games.spec.frames_per_step
-        with film(out) as show, progress("watch", most, "steps") as advance:
-            for step in islice(episode(player, screens, trained.settings.agent), most):
-                show(view.draw(step).tobytes())
-                advance(1, f"score {number(step.score, 0)}")
-    finally:
-        games.close()
-        screens.close()
-    return out
+        view, steps = _view(trained, policy, games.names), episode(player, screens, trained.settings.agent)
+        yield ((view.draw(step), f"score {number(step.score, 0)}") for step in steps)
+
+
+def side_by_side(agents: Sequence[Iterator[tuple[Image, str]]]) -> Iterator[tuple[Image, str]]:
+    """Join the pictures of agents from left to right; an episode that is over shows its last picture."""
+    shown: list[tuple[Image, str]] = [next(pictures) for pictures in agents]
+    while True:
+        sheet = new_image("RGB", (len(shown) * SIZE[0], SIZE[1]))
+        for i, (picture, _) in enumerate(shown):
+            sheet.paste(picture, (i * SIZE[0], 0))
+        yield sheet, ", ".join(told for _, told in shown)
+        later = [next(pictures, None) for pictures in agents]
+        if not any(later):
+            return
+        shown = [new or old for new, old in zip(later, shown, strict=True)]
 
 
 def episode(player: Player, screens: Atari, config: AgentConfig) -> Iterator[Step]:
@@ -99,12 +137,12 @@ def unit(settings: Member) -> str:
 
 
 @contextmanager
-def film(path: Path) -> Iterator[Callable[[bytes], object]]:
+def film(path: Path, size: tuple[int, int] | None = None) -> Iterator[Callable[[bytes], object]]:
     """Yield a function that takes pictures; at the end, replace the file by the complete video."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_file(path) as temporary:
-            with _encoder(temporary) as show:
+            with _encoder(temporary, size or SIZE) as show:
                 yield show
             temporary.chmod(0o644)
             temporary.replace(path)
@@ -113,10 +151,10 @@ def film(path: Path) -> Iterator[Callable[[bytes], object]]:
 
 
 @contextmanager
-def _encoder(path: Path) -> Iterator[Callable[[bytes], object]]:
+def _encoder(path: Path, size: tuple[int, int]) -> Iterator[Callable[[bytes], object]]:
     """Run ffmpeg. `imageio_ffmpeg.write_frames` forks, which JAX warns of, and ignores errors."""
-    size, rate = "{}x{}".format(*SIZE), str(RATE)
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", rate, "-i", "-"]
+    shape, rate = "{}x{}".format(*size), str(RATE)
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", shape, "-r", rate, "-i", "-"]
     sink = ["-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-f", "mp4"]
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *source, *sink, str(path.absolute())]
     with (

@@ -1,5 +1,6 @@
 """Episodes of a trained agent, and their scores."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,8 +65,9 @@ class FirstEpisodes:
     The first ones, because short episodes are too many among those that end within some time.
     """
 
-    def __init__(self, player: Player) -> None:
-        self.player, number = player, player.environments.number
+    def __init__(self, player: Player, rewards: Counter[float] | None = None) -> None:
+        """Play with a player; `rewards` counts how often each reward other than 0 was received."""
+        self.player, self.rewards, number = player, rewards, player.environments.number
         self.scores, self.over = np.zeros(number), np.zeros(number, bool)
         self._now = Scores(number)
 
@@ -73,6 +75,9 @@ class FirstEpisodes:
         """Play a step, and return how many of the episodes ended."""
         seen = self.player.step()
         self._now.add(seen)
+        if self.rewards is not None:
+            received = np.asarray(seen.reward, float)[~self.over]
+            self.rewards.update(received[received != 0].tolist())
         self.scores = np.where(self.over, self.scores, self._now.now)
         ended = np.asarray(seen.last) & ~self.over
         self.over |= ended
@@ -82,13 +87,17 @@ class FirstEpisodes:
 
 
 def first_episodes(
-    players: Sequence[Player], advance: Advance | None = None, stop: Event | None = None
+    players: Sequence[Player],
+    advance: Advance | None = None,
+    stop: Event | None = None,
+    rewards: Counter[float] | None = None,
 ) -> list[float] | None:
     """Return the score of the first episode in each environment of each player; None if interrupted.
 
-    A player stops when all of its episodes are over, so that the last ones do not wait for others.
+    A player stops when all of its episodes are over, so that the last ones do not wait for others. `rewards`
+    counts how often each reward other than 0 was received in these episodes.
     """
-    episodes = [FirstEpisodes(player) for player in players]
+    episodes = [FirstEpisodes(player, rewards) for player in players]
     playing, frames = episodes, 0
     while playing:
         if stop and stop.is_set():

@@ -16,6 +16,7 @@ from popart.lab.campaign.report.scores import (
 from popart.lab.envs.games import published, title
 from popart.lab.experiments.gradient_norms.analysis import BATCH, Line, show
 from popart.lab.intervals import FEW, rank_correlation, share
+from popart.lab.play.analysis import large_share
 
 GAMES = """Scores of random play, a human tester and the paper's two agents after 200 million frames are
 published. Ours are means over the runs of each agent, with 95 % intervals over seeds (Student's) where
@@ -117,14 +118,12 @@ def _rewards(page: Page) -> Iterator[dict[str, str]]:
     large, rows = float(page.settings["large_rewards"]), page.table("rewards")
     for game, agent in dict.fromkeys((row["game"], row["agent"]) for row in rows):
         mine = [row for row in rows if (row["game"], row["agent"]) == (game, agent)]
-        won = [(float(r["reward"]), float(r["reward"]) * int(r["times"])) for r in mine]
-        points = sum(x for _, x in won if x > 0)
-        part = sum(x for reward, x in won if reward >= large) / points if points else 0.0
+        points = sum(max(float(r["reward"]), 0) * int(r["times"]) for r in mine)
         yield {
             "game": title(game),
             "agent": agent,
             "points won": f"{points:,.0f}",
-            f"from rewards of {large:g} and more": f"{part:.1%}",
+            f"from rewards of {large:g} and more": f"{large_share(mine, large):.1%}",
         }
 
 

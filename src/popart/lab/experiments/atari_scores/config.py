@@ -6,7 +6,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Paper:
-    """Recompute Fig. 2 and the headline numbers from the paper's table of scores on 57 Atari games."""
+    """Redraw Fig. 2 and recompute the headline numbers from the paper's own scores on 57 Atari games.
+
+    No agent is trained. `popart campaign report` draws Fig. 2 from runs.
+    """
 
     out: Path = Path("runs/paper")
     """Run folder."""

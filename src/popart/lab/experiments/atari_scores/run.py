@@ -9,7 +9,7 @@ from popart.lab.runs import Run
 
 
 def run(settings: Paper) -> Path:
-    with Run("paper", "The paper's Atari scores (Table 1, Fig. 2)", settings) as run:
+    with Run("paper", "The paper's own Atari scores, redrawn (Table 1, Fig. 2)", settings) as run:
         if not run.finished:
             games = sorted(scores(), key=lambda score: score.difference)
             run.write_table("scores", [_row(score) for score in reversed(games)])
