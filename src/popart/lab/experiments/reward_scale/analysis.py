@@ -117,7 +117,7 @@ def _figure(settings: Mapping[str, Any], returns: Returns) -> Figure:
 def _methods_figure(settings: Mapping[str, Any], game: str, returns: Returns) -> Figure:
     """Draw one small panel per method."""
     methods, scales = _methods(settings), settings["scales"]
-    columns = min(4, len(methods))
+    columns = min(5, len(methods))
     lines = -(-len(methods) // columns)
     figure, panels = subplots(
         lines, columns, height=1.45 * lines + 0.3, squeeze=False, sharex=True, sharey=True
@@ -133,9 +133,11 @@ def _methods_figure(settings: Mapping[str, Any], game: str, returns: Returns) ->
         axes.xaxis.set_major_locator(LogLocator(1e8, numticks=3))
         axes.minorticks_off()
         axes.grid()
-        axes.set_title(METHODS[method], loc="left", fontsize=8)
+        axes.set_title(METHODS[method], loc="left", fontsize=7)
     for axes in panels.flat[len(methods) :]:
         axes.remove()
+    for axes in panels.flat[len(methods) - columns : len(methods)]:
+        axes.tick_params(labelbottom=True)
     figure.supxlabel("scale of rewards", fontsize=9)
     figure.supylabel("return", fontsize=9)
     return figure
