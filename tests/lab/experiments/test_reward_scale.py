@@ -72,6 +72,18 @@ def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
 
 
 @pytest.mark.slow
+def test_growing_rewards_are_those_of_the_second_half() -> None:
+    """Pop-Art learns catch although all rewards grow by 10⁴, and plain Double DQN does not."""
+    one = jnp.ones(1)
+    popart, plain = (
+        float(train(method, "catch", STEPS, 1e-3 * one, one, jnp.zeros(1, int), 1e4)[0])
+        for method in ("popart", "unclipped")
+    )
+    assert popart > 0.5
+    assert plain < 0
+
+
+@pytest.mark.slow
 @compiled_once
 def test_a_killed_run_is_resumed_to_the_same_table(tmp_path: Path) -> None:
     """On one core, so that one of the two agents is done before the other."""
@@ -137,6 +149,7 @@ def test_interquartile_means_are_trimmed_means_inside_of_their_intervals() -> No
         (["--methods", "popat"], ["did you mean 'popart'?"]),
         (["--scales", "0"], ["scales has 0.0"]),
         (["--scales", "2", "--tuned"], ["scales are (2.0,) and tuned is True"]),
+        (["--growth", "0"], ["growth has 0.0"]),
         (["--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
         (["--steps", "10"], ["steps is 10; it must be 2000 or more"]),
     ],
