@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import bootstrap, trim_mean
 
 from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
 from popart.lab.envs.small import Game
-from popart.lab.experiments.reward_scale.run import train
+from popart.lab.experiments.reward_scale.config import METHODS, QUICK, Scale
+from popart.lab.experiments.reward_scale.run import best_rate, train
+from popart.lab.experiments.reward_scale.statistics import estimate, interquartile_mean
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest
@@ -69,6 +72,18 @@ def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
 
 
 @pytest.mark.slow
+def test_growing_rewards_are_those_of_the_second_half() -> None:
+    """Pop-Art learns catch although all rewards grow by 10⁴, and plain Double DQN does not."""
+    one = jnp.ones(1)
+    popart, plain = (
+        float(train(method, "catch", STEPS, 1e-3 * one, one, jnp.zeros(1, int), 1e4)[0])
+        for method in ("popart", "unclipped")
+    )
+    assert popart > 0.5
+    assert plain < 0
+
+
+@pytest.mark.slow
 @compiled_once
 def test_a_killed_run_is_resumed_to_the_same_table(tmp_path: Path) -> None:
     """On one core, so that one of the two agents is done before the other."""
@@ -103,6 +118,27 @@ def test_in_the_results_clipping_hurts_only_at_small_scales() -> None:
     assert all(found > 0.7 for scale, found in clipped if scale >= 1)
 
 
+def test_all_methods_are_a_word_and_quick_is_small() -> None:
+    assert Scale(methods=("all",)).methods == tuple(METHODS)
+    quick = Scale(quick=True, seeds=9)
+    assert {name: getattr(quick, name) for name in QUICK} == QUICK
+
+
+def test_the_best_learning_rate_is_that_with_the_highest_mean_at_scale_1() -> None:
+    returns = {3e-4: (1.0, 2.0), 1e-3: (2.0, 2.0), 3e-3: (0.0, 3.0)}
+    rows = [{"rate": rate, "scale": 1.0, "return": x} for rate, two in returns.items() for x in two]
+    assert best_rate([*rows, {"rate": 3e-4, "scale": 1e8, "return": 99.0}]) == 1e-3
+
+
+def test_interquartile_means_are_trimmed_means_inside_of_their_intervals() -> None:
+    x = np.random.default_rng(0).exponential(size=(3, 10))
+    np.testing.assert_allclose(interquartile_mean(x), trim_mean(x, 0.25, axis=-1))
+    found = estimate(x[0])
+    assert found.low < found.mean < found.high
+    drawn = bootstrap((x[0],), lambda x, axis: trim_mean(x, 0.25, axis=axis), method="percentile", rng=1)
+    np.testing.assert_allclose(found[1:], drawn.confidence_interval, rtol=0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -112,6 +148,8 @@ def test_in_the_results_clipping_hurts_only_at_small_scales() -> None:
         ),
         (["--methods", "popat"], ["did you mean 'popart'?"]),
         (["--scales", "0"], ["scales has 0.0"]),
+        (["--scales", "2", "--tuned"], ["scales are (2.0,) and tuned is True"]),
+        (["--growth", "0"], ["growth has 0.0"]),
         (["--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
         (["--steps", "10"], ["steps is 10; it must be 2000 or more"]),
     ],

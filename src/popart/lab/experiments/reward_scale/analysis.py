@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator
 from popart.lab.analysis import Page
 from popart.lab.experiments.reward_scale.config import AGENTS, GAMES, METHODS, RATE, RATES
 from popart.lab.experiments.reward_scale.statistics import estimate
-from popart.lab.figures import AGENT_COLOURS, INK, POPART, letter, styled, subplots
+from popart.lab.figures import AGENT_COLOURS, ART, INK, POPART, letter, styled, subplots
 
 FIGURE = """Mean return of the episodes in the last fifth of training, in the game's own units, when the
 agent's rewards are multiplied by the scale. Lines: means over seeds. Dots: single agents. All agents have the
@@ -21,6 +21,10 @@ METHODS_FIGURE = """Return of the episodes in the last fifth of training, in the
 agent's rewards are multiplied by the scale: interquartile mean over random seeds with a 95 % bootstrap
 interval. Black: learning rate 0.001. Blue, dashed: the learning rate that is best for the method at a scale
 of 1, if that is another one. Green line: Pop-Art at 0.001."""
+
+ONE_SCALE = """Return of the episodes in the last fifth of training, in the game's own units: interquartile
+mean over random seeds with a 95 % bootstrap interval. Black: learning rate 0.001. Blue: the best of three
+learning rates for the method."""
 
 TABLE = "The mean return of each agent in the last fifth of its training, in the game's own units."
 
@@ -38,9 +42,9 @@ def analyse(page: Page) -> None:
     else:
         for game in page.settings["games"]:
             heading = f"Return against the scale of rewards: {GAMES[game].label}"
-            page.figure(
-                f"scale-{game}", heading, METHODS_FIGURE, _methods_figure(page.settings, game, returns)
-            )
+            one = len(page.settings["scales"]) == 1
+            caption, draw = (ONE_SCALE, _one_scale_figure) if one else (METHODS_FIGURE, _methods_figure)
+            page.figure(f"scale-{game}", heading, caption, draw(page.settings, game, returns))
         page.show_table("summary", "All methods", SUMMARY, _summary(page.settings, returns))
     page.show_table("returns", "All agents", TABLE)
     if "popart" in methods:
@@ -117,7 +121,7 @@ def _figure(settings: Mapping[str, Any], returns: Returns) -> Figure:
 def _methods_figure(settings: Mapping[str, Any], game: str, returns: Returns) -> Figure:
     """Draw one small panel per method."""
     methods, scales = _methods(settings), settings["scales"]
-    columns = min(4, len(methods))
+    columns = min(5, len(methods))
     lines = -(-len(methods) // columns)
     figure, panels = subplots(
         lines, columns, height=1.45 * lines + 0.3, squeeze=False, sharex=True, sharey=True
@@ -126,19 +130,44 @@ def _methods_figure(settings: Mapping[str, Any], game: str, returns: Returns) ->
         if (game, "popart", RATE) in returns:
             pop = [estimate(x).mean for x in returns[game, "popart", RATE]]
             axes.plot(scales, pop, color=POPART, linewidth=1.0, alpha=0.8)
-        for rate, colour, dash in ((RATE, INK, "-"), *((r, "#1f5fd0", "--") for r in RATES if r != RATE)):
+        for rate, colour, dash in ((RATE, INK, "-"), *((r, ART, "--") for r in RATES if r != RATE)):
             if (game, method, rate) in returns:
                 _curve(axes, scales, returns[game, method, rate], colour, dash)
         axes.set(xscale="log")
         axes.xaxis.set_major_locator(LogLocator(1e8, numticks=3))
         axes.minorticks_off()
         axes.grid()
-        axes.set_title(METHODS[method], loc="left", fontsize=8)
+        axes.set_title(METHODS[method], loc="left", fontsize=7)
     for axes in panels.flat[len(methods) :]:
         axes.remove()
+    for axes in panels.flat[len(methods) - columns : len(methods)]:
+        axes.tick_params(labelbottom=True)
     figure.supxlabel("scale of rewards", fontsize=9)
     figure.supylabel("return", fontsize=9)
     return figure
+
+
+@styled
+def _one_scale_figure(settings: Mapping[str, Any], game: str, returns: Returns) -> Figure:
+    """Draw one row per method."""
+    methods = _methods(settings)
+    figure, axes = subplots(height=0.2 * len(methods) + 0.7)
+    for place, method in enumerate(methods):
+        tried = {rate: estimate(returns[game, method, rate][0]) for rate in _rates(game, method, returns)}
+        best = max(tried, key=lambda rate: tried[rate].mean)
+        for rate in dict.fromkeys((RATE, best)):
+            mean, low, high = tried[rate]
+            colour, at = (INK, place - 0.12) if rate == RATE else (ART, place + 0.12)
+            axes.plot((low, high), (at, at), color=colour, linewidth=2.5, alpha=0.35)
+            axes.plot(mean, at, "o", color=colour, markersize=4)
+    axes.set(yticks=range(len(methods)), yticklabels=[METHODS[m] for m in methods], xlabel="return")
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    return figure
+
+
+def _rates(game: str, method: str, returns: Returns) -> list[float]:
+    return [rate for rate in RATES if (game, method, rate) in returns]
 
 
 def _curve(axes: Axes, scales: Sequence[float], found: np.ndarray, colour: str, dash: str) -> None:

@@ -65,6 +65,9 @@ class Scale:
     scales: _Scales = SCALES
     """Factors by which rewards are multiplied."""
 
+    growth: float = 1.0
+    """Factor by which all rewards are multiplied in addition in the second half of training."""
+
     seeds: int = 3
     """Number of random seeds for each game, method and scale."""
 
@@ -93,6 +96,7 @@ class Scale:
         check_names("games", self.games, GAMES)
         check_names("methods", self.methods, METHODS)
         check_grid("scales", self.scales)
+        check_grid("growth", (self.growth,))
         check_whole("seeds", self.seeds, 1)
         check_whole("seed", self.seed, 0, most=MOST - self.seeds)
         if self.steps is not None:

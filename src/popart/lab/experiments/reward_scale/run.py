@@ -106,7 +106,7 @@ def _rows(settings: Scale, case: Case, members: Sequence[Member]) -> list[Row]:
     game, method = case
     rates, scales, seeds = zip(*members, strict=True)
     floats = (jnp.array(x, jnp.float32) for x in (rates, scales))
-    found = train(method, game, settings.steps_of(game), *floats, jnp.array(seeds))
+    found = train(method, game, settings.steps_of(game), *floats, jnp.array(seeds), settings.growth)
     return [
         {"game": game, "method": method, "rate": rate, "scale": scale, "seed": seed, "return": value}
         for (rate, scale, seed), value in zip(members, np.asarray(found).tolist(), strict=True)
@@ -115,9 +115,18 @@ def _rows(settings: Scale, case: Case, members: Sequence[Member]) -> list[Row]:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def train(
-    method: str, game: str, steps: int, rates: jax.Array, scales: jax.Array, seeds: jax.Array
+    method: str,
+    game: str,
+    steps: int,
+    rates: jax.Array,
+    scales: jax.Array,
+    seeds: jax.Array,
+    growth: float = 1.0,
 ) -> jax.Array:
-    """Return the mean score of episodes at the end of training, for each learning rate, scale and seed."""
+    """Return the mean score of episodes at the end of training, for each learning rate, scale and seed.
+
+    Rewards are multiplied by the scale, and in the second half of training by `growth`, too.
+    """
     training, about = Training(steps=steps), GAMES[game]
     rounds = steps // training.environments
 
@@ -126,7 +135,8 @@ def train(
 
         def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
             state, total, count = carry
-            state, progress = advance(training, config, Game(about.name), scale, state)
+            size = jnp.where(2 * i >= rounds, growth * scale, scale)
+            state, progress = advance(training, config, Game(about.name), size, state)
             counts = progress.ended & (i >= (1 - LAST) * rounds)
             return (state, total + jnp.where(counts, progress.score, 0.0).sum(), count + counts.sum()), None
 
