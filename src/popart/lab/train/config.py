@@ -238,9 +238,8 @@ def _check_options(options: dict[str, Any]) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     for name in ("frames", "num_envs", "groups", "replay_size", "copy_every", "log_every", "threads"):
         if name in given:
-            check_whole(
-                name, given[name], 1, most=2**62 if name == "replay_size" else MOST
-            )  # memory limits it
+            most = 2**62 if name == "replay_size" else MOST  # memory limits it
+            check_whole(name, given[name], 1, most=most)
     for name in ("warm_up", "exploration", "evaluate_every"):
         if name in given:
             check_whole(name, given[name], 0)
