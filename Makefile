@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP = $(VENV)/bin/pip --quiet --disable-pip-version-check
 WORKERS ?= auto
 
-.PHONY: reproduce test check lint types bench docs tutorial clean
+.PHONY: reproduce test check lint types bench docs tutorial requirements clean
 
 reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of it
 	$(VENV)/bin/popart reproduce $(ARGS)
@@ -45,6 +45,18 @@ clean:
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
+
+requirements: $(VENV)/.dev ## the hashes of what `make reproduce` installs, after a change of constraints.txt
+	$(PIP) install uv
+	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-annotate \
+		--no-header --no-emit-index-url --no-emit-find-links --extra lab pyproject.toml requirements/lab.in \
+		--output-file requirements/lab.txt
+
+# The laboratory is installed from files whose hashes are known, and the package is built without a download.
+$(VENV)/.lab: pyproject.toml requirements/lab.txt | $(VENV)/bin/python
+	$(PIP) install --require-hashes --requirement requirements/lab.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # One environment for all: an extra is installed when a target first asks for it.
 $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python

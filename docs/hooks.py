@@ -187,8 +187,9 @@ def help_of(name: str) -> str:
 
 @contextlib.contextmanager
 def wide_terminal() -> Iterator[None]:
+    """As wide as possible; from 130 on, boxes of a long help would stand side by side."""
     before = dict(os.environ)
-    os.environ |= {"COLUMNS": "129", "NO_COLOR": "1"}  # from 130 on, long helps have two columns
+    os.environ |= {"COLUMNS": "129", "NO_COLOR": "1"}
     try:
         yield
     finally:

@@ -34,8 +34,7 @@ def announce(seconds: float, bytes_needed: float) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people: 90 s, 15 min, 3.2 h, 4.0 days."""
-    for unit, length, least in (("days", 86400.0, 172800), ("h", 3600.0, 7200)):
-        if seconds >= least:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    """Return a time for people: 90 s, 15 min, 3.2 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -1,7 +1,10 @@
 """`popart norms`: Fig. 1b from the metrics of short training runs."""
 
+import os
 import re
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from popart.lab.intervals import Interval
 from popart.lab.manifest import read_manifest
 from popart.lab.runs import Run
 from popart.lab.train.config import Train
+from tests.lab import processes
 
 RESULTS = Path(__file__).parents[3] / "results" / "lab" / "norms"
 
@@ -43,7 +47,7 @@ def test_one_game_and_one_agent_have_a_folder_apart_from_the_run() -> None:
 
 @pytest.mark.slow
 def test_the_command_trains_and_draws(tmp_path: Path) -> None:
-    """Two games and one agent, as a fleet, for as short as the command allows."""
+    """Two games and one agent, as a fleet, for as short as the command allows; the same if interrupted."""
     sizes = ["--frames", "1400", "--num-envs", "4", "--warm-up", "20", "--copy-every", "40"]
     games = ["--games", "boxing", "asterix", "--agents", "popart"]
     main(["norms", *games, *sizes, "--device", "cpu", "--out", str(tmp_path / "run")])
@@ -54,6 +58,20 @@ def test_the_command_trains_and_draws(tmp_path: Path) -> None:
     before = (tmp_path / "run" / "gradients.csv").read_bytes()
     main(["norms", *games, *sizes, "--device", "cpu", "--out", str(tmp_path / "run")])
     assert (tmp_path / "run" / "gradients.csv").read_bytes() == before
+    out, said = tmp_path / "interrupted", tmp_path / "said"
+    arguments = ["norms", *games, *sizes, "--device", "cpu", "--out", str(out)]
+    with processes.started(arguments, said) as process:
+        while not (out / "agents" / "boxing-popart-0" / "metrics.csv").exists():
+            assert process.is_alive(), said.read_text("utf-8")
+            time.sleep(0.01)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join()
+    assert process.exitcode == 130
+    assert read_manifest(out)["finished"] is None
+    with processes.started(arguments, said) as process:
+        process.join()
+    assert (out / "gradients.csv").read_bytes() == before
 
 
 def test_the_command_collects_and_draws_gradients_of_training_runs(

@@ -14,6 +14,7 @@ import msgspec
 import tyro
 
 from popart.lab.checks import (
+    MOST,
     LabError,
     check_between,
     check_names,
@@ -237,7 +238,8 @@ def _check_options(options: dict[str, Any]) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     for name in ("frames", "num_envs", "groups", "replay_size", "copy_every", "log_every", "threads"):
         if name in given:
-            check_whole(name, given[name], 1)
+            most = 2**62 if name == "replay_size" else MOST  # memory limits it
+            check_whole(name, given[name], 1, most=most)
     for name in ("warm_up", "exploration", "evaluate_every"):
         if name in given:
             check_whole(name, given[name], 0)
@@ -326,14 +328,17 @@ def default_groups(game: str, num_envs: int) -> int:
 
 def member_of(settings: dict[str, Any], out: Path) -> Member:
     """Build a member from flat settings, such as those of a manifest; ValueError if they make no sense."""
-    if settings.get("groups") is None:
-        settings = settings | {"groups": default_groups(settings["game"], settings["num_envs"])}
-    _check_options(settings)
     parts = {"agent": AgentConfig, "schedule": Schedule}
     nested = {name: _pick(kind, settings) for name, kind in parts.items()}
     settings = {"stop_diverged": True} | settings  # earlier versions lack it
-    names = {f.name for f in dataclasses.fields(Member)} - {*parts, "out"}
-    return msgspec.convert({**{name: settings[name] for name in names}, **nested, "out": out}, Member)
+    by_default = settings.get("groups") is None
+    names = {f.name for f in dataclasses.fields(Member)} - {*parts, "out", "groups"}
+    given = {name: settings[name] for name in names} | {"groups": 1 if by_default else settings["groups"]}
+    member = msgspec.convert({**given, **nested, "out": out}, Member)
+    _check_options(flat(member))
+    if not by_default:
+        return member
+    return dataclasses.replace(member, groups=default_groups(member.game, member.num_envs))
 
 
 def _pick(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:

@@ -150,8 +150,6 @@ class Record:
 def diverged(summary: Mapping[str, float | None]) -> str:
     """Say which metrics are no longer usable numbers; an empty text if all are."""
     wrong = {name: x for name, x in summary.items() if x is not None and not np.isfinite(x)}
-    if summary["scale"] == 0:
-        wrong["scale"] = 0.0
     names = {"gradient_norm": "gradient norm", "scale": "σ", "shift": "μ"}
     shown = [name for name in ("loss", *names) if name in wrong] or list(wrong)
     return ", ".join(f"{names.get(name, name)} {wrong[name]}" for name in shown)

@@ -1,13 +1,17 @@
 """Train each agent on each game for a short time, and collect the norms of their gradients."""
 
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from popart.lab.experiments.gradient_norms.config import ROWS, Norms
-from popart.lab.files import read_table
+from popart.lab.files import check_no_links, read_table
 from popart.lab.machine import use_device
+from popart.lab.manifest import MANIFEST, read_manifest
 from popart.lab.runs import Run
 from popart.lab.schemas import Metrics
-from popart.lab.train.config import Train
+from popart.lab.train.config import Member, Train
 from popart.lab.train.metrics import NAME
 
 
@@ -16,11 +20,27 @@ def run(settings: Norms) -> Path:
     with Run("norms", "Norms of gradients on Atari (Fig. 1b)", settings, ("device",)) as run:
         if not run.finished:
             train = training(settings)
+            forget_unfinished(train.members())
             train.run()
             members = ((member.out, member.game, member.agent.agent) for member in train.members())
             run.write_table("gradients", [row for member in members for row in gradients(*member)])
             run.finish()
     return run.folder
+
+
+def forget_unfinished(members: Sequence[Member]) -> None:
+    """Remove fleets that were interrupted: emulators cannot be saved, and no table may depend on that.
+
+    Only what `popart train` itself writes is removed, and nothing through a link.
+    """
+    begun = [member for member in members if os.path.lexists(member.out / MANIFEST)]
+    unfinished = {member.program for member in begun if not read_manifest(member.out)["finished"]}
+    for folder in (member.out for member in begun if member.program in unfinished):
+        check_no_links(folder)
+        for name in ("checkpoints", "tensorboard"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in (f"{NAME}.csv", MANIFEST):
+            (folder / name).unlink(missing_ok=True)
 
 
 def training(settings: Norms) -> Train:
