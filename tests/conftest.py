@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def fuzz(request: pytest.FixtureRequest) -> int:
     """How many random inputs a test tries."""
-    return request.config.getoption("--fuzz")
+    return int(request.config.getoption("--fuzz"))  # pyright: ignore[reportArgumentType]
 
 
 def pytest_configure(config: pytest.Config) -> None:

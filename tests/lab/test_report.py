@@ -316,8 +316,8 @@ def test_a_page_of_a_hostile_run_executes_and_loads_nothing(
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            pass
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Write nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
