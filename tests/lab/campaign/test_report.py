@@ -165,6 +165,18 @@ def test_unfinished_runs_are_compared_after_the_frames_that_all_have_reached(tmp
     assert {row["score"] for row in read_table(given / "runs.csv")} == {"2.0"}
 
 
+def test_runs_are_found_at_any_depth_also_below_a_folder_with_a_manifest_of_its_own(tmp_path: Path) -> None:
+    """Such as that of a campaign, or of `popart norms`."""
+    write_run(tmp_path / "runs" / "fleet" / "agents", "pong", "popart", 0, 5.0)
+    shutil.copy(RESULTS / "lab" / "norms" / "manifest.json", tmp_path / "runs" / "fleet")
+    (tmp_path / "runs" / "fleet" / "agents" / "pong-popart-0" / "checkpoints").mkdir()
+    report = Report((tmp_path / "runs",), out=tmp_path / "runs" / "report").run()
+    again = Report((tmp_path / "runs",), out=tmp_path / "runs" / "report").run()  # it is no run itself
+    assert again == report
+    assert len(read_table(report / "runs.csv")) == 1
+    assert not (report / "left_out.csv").exists()
+
+
 def test_a_missing_agent_is_said_and_the_other_is_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "pong", "popart", 0, 5.0)
     report = Report((tmp_path / "runs",), out=tmp_path / "out").run()
@@ -221,6 +233,8 @@ def test_real_runs_of_small_games_are_compared_by_their_returns(catch: Path, tmp
     assert "human" not in row
     why = table(report, "open", "what")["normalised scores, Fig. 2, the paper's scores"]["why"]
     assert why == "Catch: no scores of random play and of a human tester are published"
+    assert table(report, "open", "what")["norms of gradients beside the paper's"]
+    assert read_manifest(report)["findings"] == []
     (about,) = read_table(report / "about.csv")
     assert about["score"].startswith("best evaluation in training")
     assert not about["of the paper's frames"]

@@ -14,7 +14,7 @@ from popart.lab.campaign.report.scores import (
     games_table,
 )
 from popart.lab.envs.games import published, title
-from popart.lab.experiments.gradient_norms.analysis import BATCH, Line, show
+from popart.lab.experiments.gradient_norms.analysis import BATCH, Line, comparable, show
 from popart.lab.intervals import FEW, rank_correlation, share
 from popart.lab.play.analysis import large_share
 
@@ -53,9 +53,9 @@ def analyse(page: Page) -> None:
     page.show_table("about", "What is compared", "Runs are compared after the same number of frames.")
     if pairs:
         page.figure("figure_2", "Figure 2 from our own runs", FIGURE_2, drawing.figure_2(pairs, heading))
-        page.figure("agreement", "Agreement with Figure 2", AGREEMENT, drawing.agreement(pairs, heading))
         page.show_table("aggregates", "Aggregates", AGGREGATES, aggregates_table(found, pairs))
         if len(pairs) >= FEW:
+            page.figure("agreement", "Agreement with Figure 2", AGREEMENT, drawing.agreement(pairs, heading))
             _find(page, pairs)
     else:
         page.figure("scores", "Scores", SCORES, drawing.figure_scores(found))
@@ -148,3 +148,5 @@ def _open(page: Page, found: Scores, pairs: Sequence[Difference]) -> Iterator[di
         yield {"what": "signs and order of games beside the paper's", "why": f"fewer than {FEW} games"}
     if not page.table("gradients"):
         yield {"what": "Fig. 1b", "why": "no run has made an update"}
+    elif not comparable(found.both() if not missing else found.games):
+        yield {"what": "norms of gradients beside the paper's", "why": f"fewer than {FEW} Atari games"}

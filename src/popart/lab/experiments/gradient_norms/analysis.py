@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from popart.lab.analysis import Page
+from popart.lab.envs.games import is_atari
 from popart.lab.figures import AGENT_COLOURS, INK, letter, styled, subplots
-from popart.lab.intervals import Interval, over_games
+from popart.lab.intervals import FEW, Interval, over_games
 
 TITLES = {"unclipped": "Unclipped", "clipped": "Clipped", "popart": "Pop-Art"}
 PAPER = {"unclipped": "more than 6", "clipped": "almost 4", "popart": "less than 2"}
@@ -57,8 +58,13 @@ def show(page: Page, games: Sequence[str], agents: Sequence[str], lines: Lines) 
     spreads = {agent: over_games(spread, norms) for agent, norms in medians.items()}
     page.figure("figure_1b", "Figure 1b", FIGURE, _figure(games, lines, spreads))
     page.show_table("norms", "Norms of gradients", TABLE, _rows(games, medians, spreads))
-    if len(games) > 1:
+    if comparable(games):
         _find(page, len(games), medians, spreads)
+
+
+def comparable(games: Sequence[str]) -> bool:
+    """Return whether there are enough games of the paper to compare ranges with it."""
+    return len(games) >= FEW and all(map(is_atari, games))
 
 
 def _line(rows: Sequence[Mapping[str, str]], game: str, agent: str) -> Line:
