@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from popart.lab.analysis import Page
 from popart.lab.campaign.report import drawing
@@ -111,7 +112,8 @@ def lines_of(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Line]:
 
 def _mean(lines: Sequence[Line]) -> Line:
     at = lines[0].updates
-    return Line(at, 10 ** np.mean([np.interp(at, x.updates, np.log10(x.norm)) for x in lines], 0))
+    norms = np.array([np.interp(at, x.updates, x.norm) for x in lines])
+    return Line(at, stats.gmean(norms, 0))
 
 
 def _rewards(page: Page) -> Iterator[dict[str, str]]:
