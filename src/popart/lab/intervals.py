@@ -15,7 +15,7 @@ from scipy import stats
 LEVEL = 0.95
 REPETITIONS = 10_000
 FEW = 5
-"""Games from which on a rank correlation has an interval."""
+"""Games from which on they are compared with the paper's, and a rank correlation has an interval."""
 
 
 class Interval(NamedTuple):

@@ -165,6 +165,35 @@ def test_unfinished_runs_are_compared_after_the_frames_that_all_have_reached(tmp
     assert {row["score"] for row in read_table(given / "runs.csv")} == {"2.0"}
 
 
+def test_runs_are_found_at_any_depth_also_below_a_folder_with_a_manifest_of_its_own(tmp_path: Path) -> None:
+    """Such as that of a campaign, or of `popart norms`."""
+    write_run(tmp_path / "runs" / "fleet" / "agents", "pong", "popart", 0, 5.0)
+    shutil.copy(RESULTS / "lab" / "norms" / "manifest.json", tmp_path / "runs" / "fleet")
+    (tmp_path / "runs" / "fleet" / "agents" / "pong-popart-0" / "checkpoints").mkdir()
+    report = Report((tmp_path / "runs",), out=tmp_path / "runs" / "report").run()
+    again = Report((tmp_path / "runs",), out=tmp_path / "runs" / "report").run()  # it is no run itself
+    assert again == report
+    assert len(read_table(report / "runs.csv")) == 1
+    assert not (report / "left_out.csv").exists()
+
+
+def test_games_without_gradients_are_left_out_of_the_range_of_norms(tmp_path: Path) -> None:
+    """As for want of any reward: 0 has no order of magnitude."""
+    for seed in range(2):
+        for i, game in enumerate(("pong", "boxing", "breakout", "asterix", "atlantis", "venture")):
+            write_run(
+                tmp_path / "runs", game, "popart", seed, 1.0, norm=0.0 if game == "venture" else 0.1 * (i + 1)
+            )
+    report = Report((tmp_path / "runs",), out=tmp_path / "out").run()
+    (shown,) = (x for x in read_manifest(report)["shown"] if x["name"] == "figure_1b")
+    assert shown["caption"].endswith("because gradients are 0 in half of the rows: venture.")
+    norms = table(report, "norms")
+    assert "venture" not in norms
+    assert float(norms["boxing"]["popart"]) == pytest.approx(6.4)
+    orders = numbers(norms["orders of magnitude"]["popart"])[0]
+    assert 0.5 < orders < np.log10(5)
+
+
 def test_a_missing_agent_is_said_and_the_other_is_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "pong", "popart", 0, 5.0)
     report = Report((tmp_path / "runs",), out=tmp_path / "out").run()
@@ -221,6 +250,8 @@ def test_real_runs_of_small_games_are_compared_by_their_returns(catch: Path, tmp
     assert "human" not in row
     why = table(report, "open", "what")["normalised scores, Fig. 2, the paper's scores"]["why"]
     assert why == "Catch: no scores of random play and of a human tester are published"
+    assert table(report, "open", "what")["norms of gradients beside the paper's"]
+    assert read_manifest(report)["findings"] == []
     (about,) = read_table(report / "about.csv")
     assert about["score"].startswith("best evaluation in training")
     assert not about["of the paper's frames"]

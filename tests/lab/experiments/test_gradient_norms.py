@@ -123,7 +123,7 @@ def test_agreement_needs_the_whole_interval_of_pop_art_below_that_of_clipping(tm
 
 
 def test_norms_are_those_of_the_summed_gradient(tmp_path: Path) -> None:
-    manifest = analysed(tmp_path / "run", {"popart": 0.1}, games=3)
+    manifest = analysed(tmp_path / "run", {"popart": 0.1}, games=5)
     mean = float(read_table(tmp_path / "run" / "gradients.csv")[0]["gradient_norm"])
     summed = float(read_table(tmp_path / "run" / "norms.csv")[0]["popart"])
     assert summed == pytest.approx(32 * mean, rel=0.01)

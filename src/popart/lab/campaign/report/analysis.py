@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from popart.lab.analysis import Page
 from popart.lab.campaign.report import drawing
@@ -14,7 +15,7 @@ from popart.lab.campaign.report.scores import (
     games_table,
 )
 from popart.lab.envs.games import published, title
-from popart.lab.experiments.gradient_norms.analysis import BATCH, Line, show
+from popart.lab.experiments.gradient_norms.analysis import BATCH, Line, comparable, show
 from popart.lab.intervals import FEW, rank_correlation, share
 from popart.lab.play.analysis import large_share
 
@@ -53,9 +54,9 @@ def analyse(page: Page) -> None:
     page.show_table("about", "What is compared", "Runs are compared after the same number of frames.")
     if pairs:
         page.figure("figure_2", "Figure 2 from our own runs", FIGURE_2, drawing.figure_2(pairs, heading))
-        page.figure("agreement", "Agreement with Figure 2", AGREEMENT, drawing.agreement(pairs, heading))
         page.show_table("aggregates", "Aggregates", AGGREGATES, aggregates_table(found, pairs))
         if len(pairs) >= FEW:
+            page.figure("agreement", "Agreement with Figure 2", AGREEMENT, drawing.agreement(pairs, heading))
             _find(page, pairs)
     else:
         page.figure("scores", "Scores", SCORES, drawing.figure_scores(found))
@@ -111,7 +112,8 @@ def lines_of(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Line]:
 
 def _mean(lines: Sequence[Line]) -> Line:
     at = lines[0].updates
-    return Line(at, 10 ** np.mean([np.interp(at, x.updates, np.log10(x.norm)) for x in lines], 0))
+    norms = np.array([np.interp(at, x.updates, x.norm) for x in lines])
+    return Line(at, stats.gmean(norms, 0))
 
 
 def _rewards(page: Page) -> Iterator[dict[str, str]]:
@@ -148,3 +150,5 @@ def _open(page: Page, found: Scores, pairs: Sequence[Difference]) -> Iterator[di
         yield {"what": "signs and order of games beside the paper's", "why": f"fewer than {FEW} games"}
     if not page.table("gradients"):
         yield {"what": "Fig. 1b", "why": "no run has made an update"}
+    elif not comparable(found.both() if not missing else found.games):
+        yield {"what": "norms of gradients beside the paper's", "why": f"fewer than {FEW} Atari games"}

@@ -105,14 +105,11 @@ def read(folders: Sequence[Path]) -> tuple[list[Trained], list[LeftOut]]:
 
 
 def _runs(folder: Path) -> Iterator[Path]:
-    """Yield folders with a manifest, without looking into them."""
+    """Yield the folders of training runs, and those whose manifest cannot be read."""
     for here, folders, files in os.walk(folder):
-        if MANIFEST in files:
-            experiment = _experiment(Path(here))
-            if experiment != "norms":  # it has the run folders of its agents inside
-                folders.clear()
-            if experiment in ("train", None):
-                yield Path(here)
+        if MANIFEST in files and _experiment(Path(here)) in ("train", None):
+            folders.clear()  # checkpoints have thousands of files
+            yield Path(here)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 

@@ -86,15 +86,20 @@ def _game(scores: Scores, game: str) -> dict[str, str]:
     row |= {name: "" if x is None else f"{x:,.1f}" for name, x in zip(names, theirs, strict=True)}
     for agent in scores.agents:
         runs = scores.runs(game, agent) if scores.has(game, agent) else np.array([])
-        row[agent] = over_runs(runs).text(",.1f") if len(runs) else ""
+        row[agent] = _points(over_runs(runs)) if len(runs) else ""
         row[f"runs, {agent}"] = str(len(runs)) if len(runs) else ""
     both = scores.has(game, "clipped", "popart")
     pair = [scores.runs(game, agent) for agent in ("popart", "clipped")] if both else []
-    row["difference, points"] = between_runs(*pair).text("+,.1f") if both else ""
+    row["difference, points"] = _points(between_runs(*pair), "+") if both else ""
     scaled = [scores.normalized(paper, agent) for agent in ("popart", "clipped")] if paper and both else []
     row["difference, normalised"] = between_runs(*scaled).percent("+,.1f") if scaled else ""
     row["difference, normalised (paper)"] = f"{paper.difference:+.1%}" if paper else ""
     return row
+
+
+def _points(interval: Interval, sign: str = "") -> str:
+    """Return points with one decimal, small ones with two."""
+    return interval.text(f"{sign},.{2 if abs(interval.value) < 10 else 1}f")
 
 
 def aggregates_table(scores: Scores, pairs: Sequence[Difference]) -> list[dict[str, str]]:

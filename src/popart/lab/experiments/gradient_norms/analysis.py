@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from popart.lab.analysis import Page
+from popart.lab.envs.games import is_atari
 from popart.lab.figures import AGENT_COLOURS, INK, letter, styled, subplots
-from popart.lab.intervals import Interval, over_games
+from popart.lab.intervals import FEW, Interval, over_games
 
 TITLES = {"unclipped": "Unclipped", "clipped": "Clipped", "popart": "Pop-Art"}
 PAPER = {"unclipped": "more than 6", "clipped": "almost 4", "popart": "less than 2"}
@@ -52,13 +53,29 @@ def analyse(page: Page) -> None:
 
 
 def show(page: Page, games: Sequence[str], agents: Sequence[str], lines: Lines) -> None:
-    """Show figure, table and findings of agents that all have the same games."""
+    """Show figure, table and findings of agents that all have the same games.
+
+    Games in which an agent has no gradients most of the time, for want of rewards, are left out: 0 is no
+    number of orders of magnitude away from anything.
+    """
+    still = [game for game in games if any(np.median(lines[game, agent].norm) == 0 for agent in agents)]
+    games = [game for game in games if game not in still]
+    if not games:
+        return
+    caption = FIGURE + (
+        f" Left out, because gradients are 0 in half of the rows: {', '.join(still)}." * bool(still)
+    )
     medians = {agent: [float(np.median(lines[game, agent].norm)) for game in games] for agent in agents}
     spreads = {agent: over_games(spread, norms) for agent, norms in medians.items()}
-    page.figure("figure_1b", "Figure 1b", FIGURE, _figure(games, lines, spreads))
+    page.figure("figure_1b", "Figure 1b", caption, _figure(games, lines, spreads))
     page.show_table("norms", "Norms of gradients", TABLE, _rows(games, medians, spreads))
-    if len(games) > 1:
+    if comparable(games):
         _find(page, len(games), medians, spreads)
+
+
+def comparable(games: Sequence[str]) -> bool:
+    """Return whether there are enough games of the paper to compare ranges with it."""
+    return len(games) >= FEW and all(map(is_atari, games))
 
 
 def _line(rows: Sequence[Mapping[str, str]], game: str, agent: str) -> Line:
@@ -123,7 +140,7 @@ def _figure(games: Sequence[str], lines: Lines, spreads: Mapping[str, Interval])
 def _panel(axes: Any, colour: str, lines: Sequence[Line]) -> None:
     first, last = max(x.updates[0] for x in lines), min(x.updates[-1] for x in lines)
     unit, name = (1, "updates") if last < 10_000 else (1000, "thousand updates")
-    lines = [Line(x.updates / unit, x.norm) for x in lines]
+    lines = [Line(x.updates[x.norm > 0] / unit, x.norm[x.norm > 0]) for x in lines]
     at = np.linspace(first, last, POINTS) / unit
     norms = np.array([np.interp(at, x.updates, np.log10(x.norm)) for x in lines])
     for part, shade in ((0.95, 0.12), (0.9, 0.15), (0.5, 0.25)):
