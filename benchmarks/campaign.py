@@ -2,13 +2,15 @@
 
 Each time is that of the whole command `popart campaign start`: it starts a process for each fleet, trains it
 with metrics, evaluations and checkpoints, and draws its figures. Both are measured in turns, after everything
-has been compiled once, and the shortest time of each counts.
+has been compiled once, and the shortest time of each counts. CPU time is given as well, which depends less on
+what else the machine does.
 
     python -m benchmarks.campaign --fleets 4 --frames 40000 --repeats 3
 """
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,20 +23,24 @@ from popart.lab.campaign.run import opened
 from popart.lab.machine import cores
 
 
-def measured(command: list[str], fleets: int, workers: int, folder: Path) -> float:
-    """Train a new campaign with a number of fleets; return the seconds that it took."""
+def measured(game: str, fleets: int, frames: int, workers: int, folder: Path) -> tuple[float, float]:
+    """Train a new campaign; return the seconds that it took, and those of its CPUs."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        options = dict(zip(command[::2], command[1::2], strict=True))
-        games, frames, path = (options["--games"],), int(options["--frames"]), Path(out)
-        machines = MachineOptions(workers=fleets)
-        opened(Start(games, ("popart",), fleets, frames, path, machines))  # fleets do not depend on workers
-        start = [sys.executable, "-m", "popart", "campaign", "start", *command, "--out", out]
+        planned = MachineOptions(workers=fleets)  # fleets that are planned stay, whatever the workers are
+        opened(Start((game,), ("popart",), fleets, frames, Path(out), planned))
+        settings = {"games": game, "agents": "popart", "seeds": fleets, "frames": frames, "out": out}
+        options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, "-m", "popart", "campaign", "start", *options, "--workers", str(workers)]
         cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
-        began = time.perf_counter()
-        subprocess.run(
-            [*start, "--workers", str(workers)], env=os.environ | cache, check=True, capture_output=True
-        )
-        return time.perf_counter() - began
+        began, used = time.perf_counter(), cpu_seconds()
+        subprocess.run(command, env=os.environ | cache, check=True, capture_output=True)
+        return time.perf_counter() - began, cpu_seconds() - used
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all processes that this one has started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -46,29 +52,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--path", type=Path, default=Path("results/campaign_cpu.csv"))
     options = parser.parse_args()
-    command = ["--games", options.game, "--agents", "popart", "--seeds", str(options.fleets)]
-    times: dict[int, list[float]] = {1: [], 2: []}
+    times: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as folder:
-        measured([*command, "--frames", "2000"], options.fleets, 2, Path(folder))
+        measured(options.game, 1, 2000, 1, Path(folder))  # compiles
         for _ in range(options.repeats):
             for workers, found in times.items():
-                seconds = measured(
-                    [*command, "--frames", str(options.frames)], options.fleets, workers, Path(folder)
-                )
-                found.append(seconds)
-    least = {workers: min(found) for workers, found in times.items()}
-    rows = [
-        [
-            options.game,
-            str(options.fleets),
-            str(workers),
-            f"{seconds:.1f}",
-            f"{seconds * workers / least[1]:.2f}",
-        ]
-        for workers, seconds in least.items()
-    ]
-    header = ["game", "fleets", "workers", "seconds", "of one worker's time divided by workers"]
-    settings = {"frames": options.frames, "repeats": options.repeats}
+                found.append(measured(options.game, options.fleets, options.frames, workers, Path(folder)))
+                print(f"{workers} workers: {found[-1][0]:.1f} s, {found[-1][1]:.1f} s of CPU", flush=True)
+    least = {n: (min(s for s, _ in found), min(cpu for _, cpu in found)) for n, found in times.items()}
+    rows = []
+    for workers, (seconds, cpu) in least.items():
+        ratios = seconds * workers / least[1][0], cpu / least[1][1]
+        figures = [f"{seconds:.1f}", f"{cpu:.1f}", *(f"{ratio:.2f}" for ratio in ratios)]
+        rows.append([options.game, str(options.fleets), str(workers), *figures])
+    header = ["game", "fleets", "workers", "seconds", "CPU seconds"]
+    header += ["of one worker's time divided by workers", "of one worker's CPU time"]
+    load = round(os.getloadavg()[2], 1) if hasattr(os, "getloadavg") else None
+    settings = {"frames": options.frames, "repeats": options.repeats, "load of the machine": load}
     publish(options.path, header, rows, "campaign", f"CPU, {cores()} cores", **settings)
 
 
