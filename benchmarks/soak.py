@@ -13,10 +13,12 @@ import json
 import platform
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -37,6 +39,9 @@ class Soak:
     """What has happened so far."""
 
     began: float = field(default_factory=time.monotonic)
+    undisturbed: float = 0.0
+    """Seconds of the undisturbed fleet."""
+
     rounds: int = 0
     identical: int = 0
     processes: int = 0
@@ -54,7 +59,7 @@ class Soak:
 def train(soak: Soak, out: Path, options: argparse.Namespace, rng: random.Random | None) -> None:
     """Train the fleet to its end; with random numbers, its processes are killed until one ends by itself."""
     while True:
-        patience = rng.uniform(*options.between) if rng else float("inf")
+        patience = soak.undisturbed * rng.uniform(*options.between) if rng else float("inf")
         number = rng.choice(SIGNALS) if rng else signal.SIGKILL
         soak.processes += 1
         words = ["train", "--game", options.game, "--seed", *map(str, range(options.members))]
@@ -117,10 +122,13 @@ def tables(out: Path) -> list[list[dict[str, str]]]:
 
 
 def summary(soak: Soak, options: argparse.Namespace) -> dict[str, object]:
-    """Return the numbers of the report; growth is that of the undisturbed process in its second half."""
-    first = [row for row in soak.samples if row["process"] == 1]
-    half = first[len(first) // 2 :]
-    growth = half[-1]["megabytes"] - half[0]["megabytes"]
+    """Return the numbers of the report.
+
+    Growth is that of the undisturbed process, from the third to the last quarter of its life.
+    """
+    first = [row for row in soak.samples if row["process"] == 1][:-2]  # at the end it may be half gone
+    middle, end = first[len(first) // 2 : 3 * len(first) // 4], first[3 * len(first) // 4 :]
+    growth = {name: _median(end, name) - _median(middle, name) for name in ("megabytes", "files")}
     counts = {name: x for name, x in asdict(soak).items() if name not in ("began", "samples")}
     return {
         "minutes": round(soak.seconds / 60, 1),
@@ -129,13 +137,17 @@ def summary(soak: Soak, options: argparse.Namespace) -> dict[str, object]:
         "frames": options.frames,
         **counts,
         "most_megabytes": max(row["megabytes"] for row in soak.samples),
-        "growth_megabytes": round(growth, 1),
-        "growth_minutes": round((half[-1]["age"] - half[0]["age"]) / 60, 1),
+        "growth_megabytes": round(growth["megabytes"], 1),
+        "growth_files": growth["files"],
+        "growth_minutes": round((_median(end, "age") - _median(middle, "age")) / 60, 1),
         "most_files": max(row["files"] for row in soak.samples),
-        "growth_files": half[-1]["files"] - half[0]["files"],
         "versions": versions(),
         "machine": f"{cores()} cores, {platform.machine()}, {platform.system()}",
     }
+
+
+def _median(rows: Sequence[Mapping[str, float]], name: str) -> float:
+    return statistics.median(row[name] for row in rows)
 
 
 def publish(soak: Soak, options: argparse.Namespace) -> None:
@@ -156,13 +168,15 @@ def main() -> None:
     parser.add_argument("--game", default="catch")
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--frames", type=int, default=50_000)
-    parser.add_argument("--between", type=float, nargs=2, default=(5.0, 40.0), help="seconds until a signal")
+    between = "time until a signal, as parts of the undisturbed fleet's time"
+    parser.add_argument("--between", type=float, nargs=2, default=(0.05, 0.5), help=between)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--path", type=Path, default=Path("results/soak.csv"))
     options = parser.parse_args()
     soak, rng = Soak(), random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         train(soak, Path(folder) / "undisturbed", options, None)
+        soak.undisturbed = soak.seconds
         expected = tables(Path(folder) / "undisturbed")
         while soak.seconds < 60 * options.minutes:
             out = Path(folder) / f"round{soak.rounds}"

@@ -43,7 +43,7 @@ def write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) 
         **files,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": b"[console_scripts]\npopart = popart.lab.cli:main\n" if files else b"",
+        f"{info}/entry_points.txt": b"[console_scripts]\npopart = popart_command:main\n" if files else b"",
     }
     record = "".join(f"{file},,\n" for file in (*content, f"{info}/RECORD"))
     with zipfile.ZipFile(path, "w") as wheel:
@@ -54,7 +54,9 @@ def write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) 
 
 def sources() -> dict[str, bytes]:
     files = (path for path in SOURCE.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return {f"popart/{path.relative_to(SOURCE).as_posix()}": path.read_bytes() for path in files}
+    found = {f"popart/{path.relative_to(SOURCE).as_posix()}": path.read_bytes() for path in files}
+    command = SOURCE.parent / "popart_command.py"
+    return {command.name: command.read_bytes(), **found}
 
 
 class Environment:

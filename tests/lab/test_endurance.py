@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -157,26 +158,11 @@ def test_signals_that_end_a_session_save(tmp_path: Path, number: signal.Signals)
     assert load(out, "last").frames >= 500
 
 
-def interrupt(arguments: list[str], said: Path, seconds: float, first: bool) -> str:
-    """Start a process, press Ctrl-C after some time, and return what it said."""
-    if first:  # from the first instruction on
-        with said.open("wb") as file:
-            process = subprocess.Popen([*POPART, *arguments], stdout=file, stderr=file)
-            time.sleep(seconds)
-            process.send_signal(signal.SIGINT)
-            status = process.wait()
-    else:
-        with processes.started(arguments, said) as child:
-            time.sleep(seconds)
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGINT)
-            child.join()
-            status = child.exitcode
+def check_interrupted(status: int | None, said: Path) -> None:
     text = said.read_text("utf-8")
     assert status == 130, text
     assert "Traceback" not in text
     assert "Interrupted. Run the same command again to" in text
-    return text
 
 
 @pytest.mark.parametrize("command", ["train", "scale"])
@@ -184,17 +170,37 @@ def test_ctrl_c_during_the_start_is_heard(tmp_path: Path, command: str) -> None:
     rng = random.Random(0)
     arguments = {"train": CATCH, "scale": ["scale"]}[command]
     for i in range(4):
-        out = tmp_path / f"run{i}"
-        interrupt([*arguments, "--out", str(out)], tmp_path / f"said{i}", rng.uniform(0.2, 2.5), first=False)
+        said = tmp_path / f"said{i}"
+        with processes.started([*arguments, "--out", str(tmp_path / f"run{i}")], said) as process:
+            time.sleep(rng.uniform(0.2, 2.5))
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGINT)
+            process.join()
+        check_interrupted(process.exitcode, said)
 
 
 @pytest.mark.slow
-def test_ctrl_c_during_imports_is_heard(tmp_path: Path) -> None:
-    """Once NumPy is imported, which the package itself does before any of its code runs."""
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="handlers of a process are not known")
+def test_ctrl_c_is_heard_from_the_first_line_of_the_command_on(tmp_path: Path) -> None:
+    """While NumPy, JAX and the laboratory are imported; a handler of SIGTERM shows that the command runs."""
     rng = random.Random(0)
+    code = "import popart_command; popart_command.main()"
     for i in range(12):
-        words = [*CATCH, "--out", str(tmp_path / f"run{i}")]
-        interrupt(words, tmp_path / f"said{i}", rng.uniform(1.0, 5.0), first=True)
+        said = tmp_path / f"said{i}"
+        with said.open("wb") as file:
+            words = [sys.executable, "-c", code, *CATCH, "--out", str(tmp_path / f"run{i}")]
+            process = subprocess.Popen(words, stdout=file, stderr=file)
+        while not hears(process.pid, signal.SIGTERM):
+            assert process.poll() is None
+        time.sleep(rng.uniform(0, 4.0) if i % 2 else rng.uniform(0, 0.6))
+        process.send_signal(signal.SIGINT)
+        check_interrupted(process.wait(), said)
+
+
+def hears(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def test_something_is_said_while_the_program_is_loaded(tmp_path: Path) -> None:
