@@ -10,13 +10,13 @@ group (the peer, if it is installed), and the quartiles over rounds of the ratio
 within a run mean anything. For eager code there are two counts: *calls* of Python functions of this package,
 and *operations* that PyTorch computes, each of which starts a kernel on a GPU.
 
-    python -m benchmarks.statistics [CSV] [--device cuda] [--seconds 5]
+    python -m benchmarks.statistics [CSV] [--device cuda] [--seconds 5] [--only "numpy, eager, 65536, none"]
 """
 
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -295,11 +295,13 @@ def counts(case: Case, device: str) -> tuple[str, str]:
     return calls, f"{operations(case, device)}" if module == "torch" else ""
 
 
-def main(path: Path, device: str, seconds: float) -> None:
+def main(path: Path, device: str, seconds: float, only: Sequence[str] = ()) -> None:
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     rows = []
     for cases in track(groups(device), description="Measuring", total=30):
+        if only and not any(", ".join(case.labels).startswith(tuple(only)) for case in cases):
+            continue
         for case, times in zip(cases, compare(cases, seconds, turn=0.02), strict=True):
             found = f"{1e6 * times.seconds:.2f}", f"{times.ratio:.3f}", times.quartiles
             rows.append((*case.labels, *found, *counts(case, device)))
@@ -319,5 +321,8 @@ if __name__ == "__main__":
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=found, help="default: cuda if available")
     parser.add_argument("--seconds", type=float, default=5, help="for each group (default 5)")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="measure groups whose labels begin so (default: all)"
+    )
     arguments = parser.parse_args()
-    main(arguments.path, arguments.device, arguments.seconds)
+    main(arguments.path, arguments.device, arguments.seconds, arguments.only)
