@@ -41,6 +41,8 @@ from benchmarks.timing import Case, compare
 
 ACTIONS, DISCOUNT, RATE = 18, 0.99, 1e-4
 SCAN, FRAMES = 16, 10_000
+TURNS = {"nature": 0.1, "small": 0.02}
+"""Seconds that a case runs in each round."""
 ART = popart.Moments(beta=1e-4)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -303,7 +305,7 @@ def groups(networks: Sequence[str], batch: int) -> list[list[Case]]:
 def main(path: Path, networks: Sequence[str], batch: int, seconds: float) -> None:
     rows = []
     for cases in track(groups(networks, batch), description="Measuring"):
-        for case, times in zip(cases, compare(cases, seconds, turn=0.1), strict=True):
+        for case, times in zip(cases, compare(cases, seconds, turn=TURNS[cases[0].labels[0]]), strict=True):
             rows.append((*case.labels, f"{1e3 * times.seconds:.4g}", f"{times.ratio:.3f}", times.quartiles))
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
     header = ("network", "module", "mode", "head", "ms per step", "ratio to linear", "quartiles")

@@ -3,19 +3,20 @@
 - ART and POP, in NumPy, JAX (a jitted call, or a part of a `lax.scan`) and PyTorch (eager, compiled).
   TorchRL's value norms preserve no outputs: *ART alone* does the same as their update.
 - `head.update` and `head(x)` in eager PyTorch, the latter against `nn.Linear`.
-- The statistics of 57 tasks against one statistic of the same targets.
+- The statistics of 57 tasks against one statistic of the same targets, and the least that tasks can cost.
 
 All take turns. Reported are the least time of each, its ratio to the least time of the first case of its
 group (the peer, if it is installed), and the quartiles over rounds of the ratio within a round. Only ratios
 within a run mean anything. For eager code there are two counts: *calls* of Python functions of this package,
 and *operations* that PyTorch computes, each of which starts a kernel on a GPU.
 
-    python -m benchmarks.statistics [CSV] [--device cuda] [--seconds 5]
+    python -m benchmarks.statistics [CSV] [--device cuda] [--seconds 5] [--only "numpy, eager, 65536, none"]
 """
 
 import argparse
+import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import popart
+import popart.jax
 import popart.torch
 from benchmarks.tables import installed, publish
 from benchmarks.timing import Case, compare
@@ -63,9 +65,9 @@ def batch_of(size: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(2, 5, size).astype(np.float32), rng.integers(0, outputs, size)
 
 
-def pop_art(W: Any, b: Any, state: Any, y: Any, index: Any = None, layout: Any = "out_in") -> Any:
+def pop_art(W: Any, b: Any, state: Any, y: Any, index: Any = None) -> Any:
     new = ART.update(state, y, index=index)
-    return *popart.preserve(W, b, ART.affine(state), ART.affine(new), layout=layout), new
+    return *popart.preserve(W, b, ART.affine(state), ART.affine(new)), new
 
 
 def plain(W: Any, b: Any, mu: Any, nu: Any, y: np.ndarray, beta: float = 1e-4) -> Any:
@@ -97,8 +99,9 @@ def jax_cases(batch: int, features: int, outputs: int) -> Iterator[list[Case]]:
     W, b = jnp.ones((features, outputs)), jnp.zeros(outputs)
 
     def ours(carry: Any, y: Any, index: Any = None) -> Any:
-        W, b, state = carry
-        return pop_art(W, b, state, y, index, layout="in_out")
+        head, state = carry
+        step = popart.jax.step(ART, state, head, y, index=index)
+        return step.head, step.state
 
     variants: dict[str, Any] = {}
     if installed("rlax", "rlax"):
@@ -107,9 +110,10 @@ def jax_cases(batch: int, features: int, outputs: int) -> Iterator[list[Case]]:
         init, theirs = rlax.popart(outputs, 1e-4, 1e-6, 1e6)
         start = {"w": W, "b": b}, init()
         variants["rlax"] = lambda carry, y: theirs(carry[0], carry[1], y, index), start
-    variants["popart"] = ours, (W, b, ART.init((), like=W))
+    head = {"w": W, "b": b}
+    variants["popart"] = ours, (head, ART.init((), like=W))
     if outputs > 1:
-        per_output = (W, b, ART.init((outputs,), like=W))
+        per_output = head, ART.init((outputs,), like=W)
         variants["popart, per output"] = lambda carry, y: ours(carry, y, index), per_output
     jitted, scanned = [], []
     for what, (update, carry) in variants.items():
@@ -190,6 +194,7 @@ def task_cases(device: str) -> Iterator[list[Case]]:
     """One statistic per task against one for all, without a head."""
     batch = batch_of(LARGE, TASKS)
     torch.compiler.reset()
+    in_jax = tuple(map(jnp.asarray, batch))
     on_device = [torch.asarray(x, device=device) for x in batch]
     for module, mode, wrap, (y, index), run in (
         ("numpy", "eager", lambda f: f, batch, repeat),
@@ -201,17 +206,32 @@ def task_cases(device: str) -> Iterator[list[Case]]:
             on_device,
             lambda call: torch_repeat(call, device),
         ),
-        ("jax", "jit", jax.jit, map(jnp.asarray, batch), lambda call: repeat(call, jax.block_until_ready)),
+        ("jax", "jit", jax.jit, in_jax, lambda call: repeat(call, jax.block_until_ready)),
     ):
         one = wrap(lambda state, y: ART.update(state, y))
         many = wrap(lambda state, y, index: ART.update(state, y, index=index))
         arguments = ART.update(ART.init((), like=y), y), y
         per_task = ART.update(ART.init((TASKS,), like=y), y, index=index), y, index
         labels = module, mode, f"{LARGE}", "none"
-        yield [
+        cases = [
             Case((*labels, "popart, one statistic"), run(lambda f=one, x=arguments: f(*x))),
             Case((*labels, f"popart, {TASKS} tasks"), run(lambda f=many, x=per_task: f(*x))),
         ]
+        sums = wrap(functools.partial(sums_by_task, module))
+        least = run(lambda f=sums, x=(y, index): f(*x))
+        yield [*cases, Case((*labels, f"three sums for {TASKS} tasks, nothing else"), least)]
+
+
+def sums_by_task(module: str, y: Any, index: Any) -> Any:
+    """Return as many sums by index as a count, a mean and a variance need: the least that tasks cost."""
+    if module == "numpy":
+        totals, wide = np.zeros((3, TASKS)), y.astype(float)
+        for total in totals:
+            np.add.at(total, index, wide)
+        return totals
+    if module == "torch":
+        return [y.new_zeros(TASKS).index_add(0, index, y * k) for k in (1, 2, 3)]
+    return [jnp.zeros(TASKS).at[index].add(y * k) for k in (1, 2, 3)]
 
 
 def groups(device: str) -> Iterator[list[Case]]:
@@ -275,11 +295,13 @@ def counts(case: Case, device: str) -> tuple[str, str]:
     return calls, f"{operations(case, device)}" if module == "torch" else ""
 
 
-def main(path: Path, device: str, seconds: float) -> None:
+def main(path: Path, device: str, seconds: float, only: Sequence[str] = ()) -> None:
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     rows = []
     for cases in track(groups(device), description="Measuring", total=30):
+        if only and not any(", ".join(case.labels).startswith(tuple(only)) for case in cases):
+            continue
         for case, times in zip(cases, compare(cases, seconds, turn=0.02), strict=True):
             found = f"{1e6 * times.seconds:.2f}", f"{times.ratio:.3f}", times.quartiles
             rows.append((*case.labels, *found, *counts(case, device)))
@@ -299,5 +321,8 @@ if __name__ == "__main__":
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=found, help="default: cuda if available")
     parser.add_argument("--seconds", type=float, default=5, help="for each group (default 5)")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="measure groups whose labels begin so (default: all)"
+    )
     arguments = parser.parse_args()
-    main(arguments.path, arguments.device, arguments.seconds)
+    main(arguments.path, arguments.device, arguments.seconds, arguments.only)

@@ -235,3 +235,24 @@ def test_heads_can_be_vmapped() -> None:
     result = jax.vmap(lambda *x: pj.step(ART, *x))(states, heads, y)
     alone = pj.step(ART, ART.init(like=H), jax.tree.map(lambda x: x[1], heads), y[1])
     np.testing.assert_allclose(result.targets[1], alone.targets, rtol=1e-6)
+
+
+@pytest.mark.parametrize("art", [ART, popart.Percentiles(), popart.Covariance(beta=0.1)], ids=repr)
+def test_a_compiled_step_computes_what_a_plain_one_does(art: Any) -> None:
+    """On a CPU all of it but weights and targets is in the branch of a conditional; see `at_once`."""
+    dense = art.event_axes > 0
+    head, y = linen(), jax.random.normal(KEY, (8, 3) if dense else (8,))
+    state = art.update(pj.init(art, head, per_output=dense), 3 * y + 1)
+
+    def plain(state: Any, head: Any, y: Any) -> Any:
+        return pj.step(art, state, head, y)
+
+    compiled = jax.jit(plain)
+    for mine, theirs in zip(
+        jax.tree.leaves(compiled(state, head, y)), jax.tree.leaves(plain(state, head, y)), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-6, atol=2e-6)
+    if jax.default_backend() == "cpu":
+        assert "stablehlo.case" in compiled.lower(state, head, y).as_text()
+    many = jax.vmap(plain, (None, None, 0))(state, head, jnp.stack((y, 2 * y)))
+    np.testing.assert_allclose(many.targets[0], plain(state, head, y).targets, rtol=1e-5, atol=1e-5)

@@ -128,8 +128,9 @@ def preserve(
 class Change(NamedTuple):
     r"""What becomes of a layer when its normalisation changes, with $F = \Sigma_{new}^{-1} \Sigma$.
 
-    $W_{new} = F W$ and $b_{new} = F b + moved$, where F is the sum of two floats, `factor + rest`. One float
-    would make an error that all weights have in common, and which adds up over updates.
+    $W_{new} = F W$ and $b_{new} = F b + moved$, where F is `factor + rest`. If F is near 1, as it mostly is,
+    `factor` is 1 and `rest` has the small difference in full precision: a rounded F would make an error that
+    all weights have in common, and which adds up over updates. Otherwise `factor` is 0.
 
     An error of $\delta$ is $F \delta$ in the new units, so gradients of the layer on the squared loss,
     and what an optimizer remembers of them, are rescaled by the same F: averages with `power` 1,
@@ -176,12 +177,8 @@ def change_of(old: Affine, new: Affine, *, adopt: bool = True) -> Change:
     if is_numpy(new.scale) and new.scale.ndim == old.scale.ndim == new.shift.ndim == old.shift.ndim == 0:
         return _scalar_change(old, new, adopt)
     old, new = (Affine(widened(x.scale), widened(x.shift)) for x in (old, new))
-    dense = old.is_dense or new.is_dense
-    F, rest, moved = (_dense_change if dense else _diagonal_change)(old, new, adopt)
-    if F.dtype == dtype:
-        return Change(F, rest, moved)
-    factor = cast(F, dtype)
-    return Change(factor, cast(F - factor + rest, dtype), cast(moved, dtype))
+    parts = (_dense_change if old.is_dense or new.is_dense else _diagonal_change)(old, new, adopt)
+    return Change(*(cast(x, dtype) for x in parts))
 
 
 def limited(change: Change, weights: Sequence[tuple[Array, Layout]], max_norm: float) -> Change:
@@ -233,28 +230,26 @@ def _scalar_change(old: Affine, new: Affine, adopt: bool) -> Change:
     told = s_new != 0 and not (adopt and math.isnan(old.shift))
     if told:
         moved = (float(old.shift) - float(new.shift)) / s_new
-    change = (s_old - s_new) / s_new if told and not (adopt and s_old == 0) else 0.0
-    if abs(change) <= 0.5:
-        return Change(kind(1.0), kind(change), kind(moved))
-    factor = kind(s_old / s_new)
-    return Change(factor, kind(s_old / s_new - float(factor)), kind(moved))
+    if not told or (adopt and s_old == 0):
+        s_old = s_new = 1.0
+    factor = 1.0 if abs(s_old - s_new) <= abs(s_new) / 2 else 0.0
+    return Change(kind(factor), kind((s_old - factor * s_new) / s_new), kind(moved))
 
 
-def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> tuple[Array, Array, Array]:
-    """Return F as two floats, and the change of the bias, in units of the new scale."""
+def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> Change:
+    """Return the change in units of the new scale."""
     xp = namespace(new.scale)
     live = new.scale != 0
     _, per_u = unit(new.scale)
     s_new = xp.where(live, new.scale * per_u, 1.0)
     told = live & _is_known(old.shift) if adopt else live
     s_old = xp.where(told & (old.scale != 0) if adopt else told, old.scale * per_u, s_new)
-    change = (s_old - s_new) / s_new
-    near = xp.abs(change) <= 0.5
+    factor = cast(xp.abs(s_old - s_new) <= xp.abs(s_new) / 2, s_new.dtype)
     moved = xp.where(told, old.shift * per_u - new.shift * per_u, 0.0) / s_new
-    return xp.where(near, 1.0, s_old / s_new), xp.where(near, change, 0.0), moved
+    return Change(factor, (s_old - factor * s_new) / s_new, moved)
 
 
-def _dense_change(old: Affine, new: Affine, adopt: bool) -> tuple[Array, Array, Array]:
+def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
     xp = namespace(new.scale)
     before, after = _as_dense(old), _as_dense(new)
     per_u, A = _equilibrate(after)
@@ -263,9 +258,9 @@ def _dense_change(old: Affine, new: Affine, adopt: bool) -> tuple[Array, Array, 
     known = told & xp.any(before != 0, axis=-1) if adopt else told
     B = xp.where(known[..., None], before * per_u[..., None], A)
     change = solve(A, B - A)
-    near = (xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5)[..., None, None]
+    near = cast(xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5, A.dtype)[..., None, None]
     moved = _solve(A, xp.where(told, old.shift * per_u - new.shift * per_u, 0.0))
-    return xp.where(near, eye(A), solve(A, B)), xp.where(near, change, 0.0), moved
+    return Change(near * eye(A), xp.where(near > 0, change, solve(A, B)), moved)
 
 
 def _equilibrate(scale: Array) -> tuple[Array, Array]:

@@ -81,14 +81,12 @@ class Batch(NamedTuple):
         xp = namespace(self.y)
         if xp is np and self.share is None and self.index is None and self.across is None:
             return self.y.min(0), self.y.max(0)
-        low, high = self._largest(-self.y), self._largest(self.y)
-        return xp.where(low > -math.inf, -low, 0.0), xp.where(high > -math.inf, high, 0.0)
-
-    def _largest(self, y: Array) -> Array:
-        xp = namespace(y)
-        y = y if self.share is None else xp.where(self.share > 0, y, -math.inf)
-        found = xp.amax(y, 0) if self.index is None else segment_max(y, self.index, self.tasks)
-        return found if self.across is None else self.across.max(found)
+        both = xp.stack((-self.y, self.y), -1)
+        both = both if self.share is None else xp.where(self.share[..., None] > 0, both, -math.inf)
+        found = xp.amax(both, 0) if self.index is None else segment_max(both, self.index, self.tasks)
+        found = found if self.across is None else self.across.max(found)
+        found = xp.where(found > -math.inf, found, 0.0)
+        return -found[..., 0], found[..., 1]
 
     def mirrored(self) -> "Batch":
         """Return these targets together with their negatives, which have the same total weight."""
@@ -163,10 +161,12 @@ def _sifted(xp: Namespace, batch: Batch, event_axes: int) -> Batch:
     share = cast(counts, y.dtype) if weights is None else xp.where(counts, weights, 0.0)
     bad = ~finite if eligible is None else ~finite & eligible
     batch = batch._replace(y=xp.where(counts, y, 0.0), index=index)
-    skipped = batch.sum(cast(bad, y.dtype))
-    everything = eligible is None and index is None and batch.across is None
-    weight = len(y) - skipped if everything else batch.sum(share)
-    return batch._replace(share=share, weight=weight, skipped=skipped)
+    bad = cast(bad, y.dtype)
+    if eligible is None and index is None and batch.across is None:
+        skipped = batch.sum(bad)
+        return batch._replace(share=share, weight=len(y) - skipped, skipped=skipped)
+    both = batch.sum(xp.stack((share, bad), -1))
+    return batch._replace(share=share, weight=both[..., 0], skipped=both[..., 1])
 
 
 def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, ...]:
@@ -185,7 +185,9 @@ def _joined(batch: Batch) -> Batch:
 
 
 def _counted(index: Array, tasks: int, axes: int) -> Array:
-    return np.bincount(index, minlength=tasks).reshape((tasks, *(1,) * axes))
+    count = np.zeros(tasks, np.int64)
+    np.add.at(count, index, 1)
+    return count.reshape((tasks, *(1,) * axes))
 
 
 def _batch_shape(shape: tuple[int, ...], one: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,11 +6,13 @@ A head is a pytree with a weight and perhaps a bias, found by the names that lib
 `value` and `advantage` has dueling streams.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from popart.affine import Affine, Change, Layout, change_of, limited
 from popart.rules import Rule
@@ -76,17 +78,42 @@ def step(
     layers, leaves, treedef = open_head(head)
     _check_bias(art, layers)
     targets = jax.lax.stop_gradient(targets)
-    old = art.affine(state)
-    index = index if old.shift.ndim else None
     across = None if axis_name is None else Axis(axis_name)
-    new_state = art.update(state, targets, mask=mask, weights=weights, index=index, across=across)
-    new = art.affine(new_state)
-    change = change_of(_over_outputs(old, leaves, layers), _over_outputs(new, leaves, layers))
-    if max_norm is not None:
-        change = limited(change, [(leaves[layer.weight], layer.layout) for layer in layers], max_norm)
-    head = jax.tree.unflatten(treedef, rescaled(leaves, layers, change))
-    affine = new if index is None else new.select(index)
-    return Step(new_state, head, affine.normalize(targets), change)
+
+    def small(state: Any, biases: list[Array], y: Array, mask: Array, weights: Array, index: Array) -> Any:
+        """Return all results but the weights and the targets, which may be large."""
+        old = art.affine(state)
+        index = index if old.shift.ndim else None
+        state = art.update(state, y, mask=mask, weights=weights, index=index, across=across)
+        new = art.affine(state)
+        change = change_of(_over_outputs(old, leaves, layers), _over_outputs(new, leaves, layers))
+        if max_norm is not None:
+            change = limited(change, [(leaves[layer.weight], layer.layout) for layer in layers], max_norm)
+        return state, _rescaled_biases(biases, layers, change), new, change
+
+    biases = [leaves[layer.bias] for layer in layers if layer.bias is not None]
+    given = state, biases, targets, mask, weights, index
+    run = at_once if axis_name is None and max_norm is None else lambda f, *given: f(*given)
+    state, biases, new, change = run(small, *given)
+    head = jax.tree.unflatten(treedef, _rescaled_weights(leaves, layers, change, biases))
+    affine = new if index is None or not new.shift.ndim else new.select(index)
+    return Step(state, head, affine.normalize(targets), change)
+
+
+def at_once(f: Callable[..., Any], state: Any, biases: list[Array], *given: Any) -> Any:
+    """Call f, which returns a new state and biases first, as a program of its own in compiled code on a CPU.
+
+    There, XLA schedules the operations of a program that has some large array one by one, which takes longer
+    than arithmetic on a few numbers. The branch of a conditional is a program of its own.
+    """
+    arrays = jax.tree.leaves((state, biases, given))
+    compiled = any(isinstance(x, Tracer) for x in arrays) and jax.default_backend() == "cpu"
+    if not compiled or not all(isinstance(x, jax.Array) for x in arrays):
+        return f(state, biases, *given)
+    shapes = jax.eval_shape(f, state, biases, *given)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[2:])
+    is_count = state[0].reshape(-1)[0] >= 0  # always true, which the compiler does not know
+    return jax.lax.cond(is_count, f, lambda *given: (*given[:2], *zeros), state, biases, *given)
 
 
 def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
@@ -237,9 +264,21 @@ def _over_outputs(affine: Affine, leaves: list[Array], layers: list[Layer]) -> A
 
 def rescaled(leaves: list[Array], layers: list[Layer], change: Change) -> list[Array]:
     """The leaves of a head after its normalisation changed."""
-    leaves = list(leaves)
+    biases = [leaves[layer.bias] for layer in layers if layer.bias is not None]
+    return _rescaled_weights(leaves, layers, change, _rescaled_biases(biases, layers, change))
+
+
+def _rescaled_biases(biases: list[Array], layers: list[Layer], change: Change) -> list[Array]:
+    takes_shift = [layer.takes_shift for layer in layers if layer.bias is not None]
+    return [change.rescale_bias(b, shift=shift) for b, shift in zip(biases, takes_shift, strict=True)]
+
+
+def _rescaled_weights(
+    leaves: list[Array], layers: list[Layer], change: Change, biases: list[Array]
+) -> list[Array]:
+    leaves, rest = list(leaves), iter(biases)
     for layer in layers:
         leaves[layer.weight] = change.rescale(leaves[layer.weight], layout=layer.layout)
         if layer.bias is not None:
-            leaves[layer.bias] = change.rescale_bias(leaves[layer.bias], shift=layer.takes_shift)
+            leaves[layer.bias] = next(rest)
     return leaves
