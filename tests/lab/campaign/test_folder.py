@@ -108,7 +108,7 @@ def test_a_changed_source_is_another_version(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["xy"], ["there is no command 'xy'.", "Commands of popart campaign are plan, start, status, work"]),
+        (["xy"], ["there is no command 'xy'.", "are plan, start, status, report, work"]),
         (["strt"], ["did you mean 'start'?"]),
         (["plan", "--games", "pongg"], ["'pongg'", "did you mean 'pong'?"]),
         (["plan", "--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
