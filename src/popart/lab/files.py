@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import fields
 
 from popart.lab.checks import LabError
 from popart.lab.schemas import check
@@ -146,7 +147,7 @@ def read_table(path: Path, schema: type[Struct] | None = None, growing: bool = F
 def _check_rows(
     path: Path, header: Sequence[str], rows: Sequence[Mapping[str, str]], schema: type[Struct]
 ) -> None:
-    missing = [name for name in schema.__struct_encode_fields__ if name not in header]
+    missing = [x.encode_name for x in fields(schema) if x.required and x.encode_name not in header]
     if missing:
         raise _damaged(path, f"it has no column {missing[0]!r}")
     for number, row in enumerate(rows, 2):

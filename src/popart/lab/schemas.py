@@ -68,9 +68,16 @@ class EvaluateSettings(Struct):
 
 
 class ScaleSettings(Struct):
-    games: list[Literal["cartpole", "catch", "breakout", "space_invaders"]]
-    agents: list[Agent]
+    """Methods were called agents in earlier versions."""
+
+    games: list[Literal["cartpole", "catch", "breakout", "space_invaders", "asterix", "freeway"]]
     scales: list[float]
+    methods: list[Name] = []
+    agents: list[Agent] = []
+
+    def __post_init__(self) -> None:
+        if not self.methods and not self.agents:
+            raise ValueError("Object missing required field `methods`")
 
 
 class NormsSettings(Struct):
@@ -116,10 +123,18 @@ class Episodes(Struct):
 
 
 class Returns(Struct):
+    """Methods were called agents in earlier versions, which had one learning rate."""
+
     game: str
-    agent: str
     scale: float
     value: float = field(name="return")
+    method: str | None = None
+    agent: str | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is None and self.agent is None:
+            raise ValueError("Object missing required field `method`")
 
 
 class Gradients(Struct):
