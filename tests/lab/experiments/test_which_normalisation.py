@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from popart.lab.experiments.reward_scale.config import METHODS
-from popart.lab.experiments.reward_scale.statistics import estimate
+from popart.lab.experiments.reward_scale.statistics import Estimate, estimate
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest
 from tests.lab.dqn.test_methods import SCALE_FREE
@@ -76,3 +76,29 @@ def test_costs_of_moving_bins_are_those_measured() -> None:
     for change in ("scale × 1.25", "scale × 2", "scale × 10", "scale × 10⁴", "shift + 1 scale"):
         assert f"| {change} | {found[change]} |" in PAGE
     assert f"| 10,000 updates, following each of them | {found['10,000 updates, slack 0']} |" in PAGE
+
+
+def growing(method: str) -> tuple[str, Estimate]:
+    """Return the best learning rate for rewards that grow, and the return with it."""
+    found = {rate: estimate(x) for (rate, _), x in returns("methods-catch-grows", method).items()}
+    rate = max(RATES, key=lambda rate: found[rate].mean)
+    return rate, found[rate]
+
+
+def growing_row(method: str) -> str:
+    rate, (mean, low, high) = growing(method)
+    cells = f"{mean:.2f} ({low:.2f} to {high:.2f})".replace("-", "−")
+    return f"| {METHODS[method]} | {rate} | {cells} |"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_table_of_growing_rewards_has_every_method(method: str) -> None:
+    assert read_manifest(RESULTS / "methods-catch-grows")["settings"]["growth"] == 1e4
+    assert growing_row(method) in PAGE
+
+
+def test_only_methods_without_a_scale_of_outputs_fail_when_rewards_grow() -> None:
+    failed = {method for method in METHODS if growing(method)[1].mean < 0.8}
+    assert failed == {"unclipped", "return_scaling"}
+    intervals = [growing(method)[1] for method in METHODS if method not in (*failed, "adaptive_bins")]
+    assert max(x.low for x in intervals) <= min(x.high for x in intervals)
