@@ -30,6 +30,7 @@ from popart.lab.manifest import read_manifest, versions
 from popart.lab.train.metrics import TIMES
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+COMMAND = "import popart_command; popart_command.main()"
 EVERY = 1.0
 """Seconds between two samples of memory and files."""
 
@@ -47,7 +48,7 @@ class Soak:
     processes: int = 0
     signals: dict[str, int] = field(default_factory=lambda: {number.name: 0 for number in SIGNALS})
     tracebacks: int = 0
-    wrong_statuses: int = 0
+    other_statuses: list[str] = field(default_factory=list)
     temporary_files: int = 0
     samples: list[dict[str, float]] = field(default_factory=list)
 
@@ -74,7 +75,7 @@ def train(soak: Soak, out: Path, options: argparse.Namespace, rng: random.Random
             str(out),
         ]
         with tempfile.TemporaryFile() as said:
-            command = [sys.executable, "-m", "popart.lab.cli", *words, "--out", str(out)]
+            command = [sys.executable, "-c", COMMAND, *words, "--out", str(out)]
             process = subprocess.Popen(command, stdout=said, stderr=said)
             killed = watch(soak, process, patience)
             if killed:
@@ -85,8 +86,9 @@ def train(soak: Soak, out: Path, options: argparse.Namespace, rng: random.Random
             soak.tracebacks += said.read().count(b"Traceback")
         if status == 0:
             return
-        expected = (-signal.SIGKILL,) if number == signal.SIGKILL else (130,)
-        soak.wrong_statuses += not killed or status not in expected
+        expected = -signal.SIGKILL if number == signal.SIGKILL else 130
+        if not killed or status != expected:
+            soak.other_statuses.append(f"{number.name} after {patience:.1f} s: {status}")
         if not killed:
             return
 
