@@ -78,15 +78,15 @@ def test_costs_of_moving_bins_are_those_measured() -> None:
     assert f"| 10,000 updates, following each of them | {found['10,000 updates, slack 0']} |" in PAGE
 
 
-def growing(method: str) -> tuple[str, Estimate]:
+def growing(method: str, run: str = "methods-catch-grows") -> tuple[str, Estimate]:
     """Return the best learning rate for rewards that grow, and the return with it."""
-    found = {rate: estimate(x) for (rate, _), x in returns("methods-catch-grows", method).items()}
+    found = {rate: estimate(x) for (rate, _), x in returns(run, method).items()}
     rate = max(RATES, key=lambda rate: found[rate].mean)
     return rate, found[rate]
 
 
-def growing_row(method: str) -> str:
-    rate, (mean, low, high) = growing(method)
+def growing_row(method: str, run: str = "methods-catch-grows") -> str:
+    rate, (mean, low, high) = growing(method, run)
     cells = f"{mean:.2f} ({low:.2f} to {high:.2f})".replace("-", "−")
     return f"| {METHODS[method]} | {rate} | {cells} |"
 
@@ -102,3 +102,9 @@ def test_only_methods_without_a_scale_of_outputs_fail_when_rewards_grow() -> Non
     assert failed == {"unclipped", "return_scaling"}
     intervals = [growing(method)[1] for method in METHODS if method not in (*failed, "adaptive_bins")]
     assert max(x.low for x in intervals) <= min(x.high for x in intervals)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_table_of_shrinking_rewards_has_every_method(method: str) -> None:
+    assert read_manifest(RESULTS / "methods-catch-shrinks")["settings"]["growth"] == 1e-4
+    assert growing_row(method, "methods-catch-shrinks") in PAGE
