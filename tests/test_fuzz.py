@@ -24,8 +24,8 @@ NAMED = re.compile(
 
 SHAPES = ((), (1,), (3,), (4, 2), (2, 3), (0,), (5, 1), (2, 2, 2))
 DTYPES = ("float32", "float64", "float16", "int32", "bool", "uint8")
-SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-30, 1e-45, 1e30, 3e38, np.nan, np.inf, -np.inf)
-"""None beyond float32, with which percentiles, expectiles and extremes in float32 become infinite."""
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-30, 1e-45, 1e30, 3e38, 1e39, -1e300, np.nan, np.inf, -np.inf)
+"""Those beyond float32 count as infinite where statistics are float32."""
 
 
 def array(rng: random.Random, shape: tuple[int, ...], dtype: str = "") -> np.ndarray:

@@ -21,6 +21,10 @@ from popart._arrays import (
 from popart.numerics import divide, wide_dtype
 
 
+FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
+"""The largest float32: targets beyond it count as infinite where statistics are float32."""
+
+
 class Across(Protocol):
     """Replicas that see parts of one batch: how their sums and maxima are joined."""
 
@@ -137,7 +141,7 @@ def take(
         index = _checked_index(xp, index, batch, tasks, like).reshape(-1)
     if not len(y):
         y, mask, weights, index = _nothing(xp, y, like, index)
-    elif xp is np and mask is None and weights is None and np.isfinite(y).all():
+    elif xp is np and mask is None and weights is None and _all_finite(y, like):
         count = len(y) if index is None else _counted(index, tasks, y.ndim - 1)
         return _joined(Batch(y, None, count, 0, index, tasks, across, y.dtype != like.dtype))
     batch = Batch(y, None, weights, mask, index, tasks, across, y.dtype != like.dtype)
@@ -147,7 +151,7 @@ def take(
 def _sifted(xp: Namespace, batch: Batch, event_axes: int) -> Batch:
     """Leave out what is masked, has no weight or task, or is not finite."""
     y, _, weights, eligible, index, tasks, *_ = batch
-    finite = xp.abs(y) < math.inf
+    finite = xp.abs(y) <= FLOAT32_MAX if batch.wide else xp.abs(y) < math.inf
     if event_axes:
         finite = xp.all(finite, axis=-1)[..., None]
     if weights is not None:
@@ -167,6 +171,10 @@ def _sifted(xp: Namespace, batch: Batch, event_axes: int) -> Batch:
         return batch._replace(share=share, weight=len(y) - skipped, skipped=skipped)
     both = batch.sum(xp.stack((share, bad), -1))
     return batch._replace(share=share, weight=both[..., 0], skipped=both[..., 1])
+
+
+def _all_finite(y: Array, like: Array) -> bool:
+    return bool((np.abs(y) <= np.finfo(like.dtype).max).all())
 
 
 def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, ...]:

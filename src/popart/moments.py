@@ -9,7 +9,7 @@ import numpy as np
 
 from popart._arrays import Array, asarray, cast, eps_of, eye, is_ndarray, namespace
 from popart.affine import Affine
-from popart.batches import Across, Batch
+from popart.batches import FLOAT32_MAX, Across, Batch
 from popart.correspondence import check_std
 from popart.numerics import accumulate, divide, joined, split, unit, widened
 from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, zeros
@@ -110,7 +110,7 @@ class Moments(Rule[MomentsState]):
         if moments.shape != (4,) or moments.dtype != np.float32:
             return None
         y, count = targets.astype(np.float64).reshape(-1), int(counts[0])
-        if not (y @ y < math.inf and count < COUNT_MAX):
+        if not (y @ y < FLOAT32_MAX**2 and count < COUNT_MAX):
             return None
         mean = 0.0 if self.symmetric else float(y.sum()) / len(y)
         deviation = y - mean
