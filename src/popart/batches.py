@@ -20,7 +20,6 @@ from popart._arrays import (
 )
 from popart.numerics import divide, wide_dtype
 
-
 FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 """The largest float32: targets beyond it count as infinite where statistics are float32."""
 

@@ -15,9 +15,9 @@ from scipy.stats import bootstrap, trim_mean
 from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
 from popart.lab.envs.small import Game
+from popart.lab.experiments.reward_scale.analysis import estimate
 from popart.lab.experiments.reward_scale.config import METHODS, QUICK, Scale
 from popart.lab.experiments.reward_scale.run import best_rate, train
-from popart.lab.experiments.reward_scale.statistics import estimate, interquartile_mean
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest
@@ -120,8 +120,14 @@ def test_in_the_results_clipping_hurts_only_at_small_scales() -> None:
 
 def test_all_methods_are_a_word_and_quick_is_small() -> None:
     assert Scale(methods=("all",)).methods == tuple(METHODS)
-    quick = Scale(quick=True, seeds=9)
+    quick = Scale(quick=True)
     assert {name: getattr(quick, name) for name in QUICK} == QUICK
+
+
+def test_options_that_are_given_are_not_changed_by_quick() -> None:
+    quick = Scale(quick=True, seeds=9, games=("cartpole",))
+    found = {name: getattr(quick, name) for name in QUICK}
+    assert found == QUICK | {"seeds": 9, "games": ("cartpole",)}
 
 
 def test_the_best_learning_rate_is_that_with_the_highest_mean_at_scale_1() -> None:
@@ -130,12 +136,12 @@ def test_the_best_learning_rate_is_that_with_the_highest_mean_at_scale_1() -> No
     assert best_rate([*rows, {"rate": 3e-4, "scale": 1e8, "return": 99.0}]) == 1e-3
 
 
-def test_interquartile_means_are_trimmed_means_inside_of_their_intervals() -> None:
-    x = np.random.default_rng(0).exponential(size=(3, 10))
-    np.testing.assert_allclose(interquartile_mean(x), trim_mean(x, 0.25, axis=-1))
-    found = estimate(x[0])
-    assert found.low < found.mean < found.high
-    drawn = bootstrap((x[0],), lambda x, axis: trim_mean(x, 0.25, axis=axis), method="percentile", rng=1)
+def test_estimates_are_trimmed_means_inside_of_their_intervals() -> None:
+    x = np.random.default_rng(0).exponential(size=10)
+    found = estimate(x)
+    assert found.low < found.value < found.high
+    np.testing.assert_allclose(found.value, trim_mean(x, 0.25))
+    drawn = bootstrap((x,), lambda x, axis: trim_mean(x, 0.25, axis=axis), method="percentile", rng=1)
     np.testing.assert_allclose(found[1:], drawn.confidence_interval, rtol=0.05)
 
 

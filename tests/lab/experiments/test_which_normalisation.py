@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from popart.lab.experiments.reward_scale.analysis import estimate
 from popart.lab.experiments.reward_scale.config import METHODS
-from popart.lab.experiments.reward_scale.statistics import Estimate, estimate
 from popart.lab.files import read_table
+from popart.lab.intervals import Interval
 from popart.lab.manifest import read_manifest
 from tests.lab.dqn.test_methods import SCALE_FREE
 
@@ -36,7 +37,7 @@ def row(run: str, method: str) -> str:
     """Return the row of the page's table."""
     rate, found = best(run, method), returns(run, method)
     scales = sorted({scale for _, scale in found})
-    cells = [f"{estimate(found[rate, scale]).mean:.2f}".replace("-", "−") for scale in scales]
+    cells = [f"{estimate(found[rate, scale]).value:.2f}".replace("-", "−") for scale in scales]
     return f"| {METHODS[method]} | {rate} | {' | '.join(cells)} |"
 
 
@@ -51,13 +52,13 @@ def test_no_method_is_a_straw_man_at_scale_1(method: str) -> None:
     plain = estimate(returns("methods-catch", "unclipped")[best("methods-catch", "unclipped"), 1.0])
     mine = estimate(returns("methods-catch", method)[best("methods-catch", method), 1.0])
     assert mine.high >= plain.low
-    assert mine.mean > 0.89
+    assert mine.value > 0.89
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_are_free_of_scale_learn_at_every_scale_and_no_other_does(method: str) -> None:
     rate, found = best("methods-catch", method), returns("methods-catch", method)
-    worst = min(estimate(x).mean for (r, _), x in found.items() if r == rate)
+    worst = min(estimate(x).value for (r, _), x in found.items() if r == rate)
     assert (worst > 0.89) == (method in SCALE_FREE)
     assert worst > 0.89 or worst < -0.5
 
@@ -78,10 +79,10 @@ def test_costs_of_moving_bins_are_those_measured() -> None:
     assert f"| 10,000 updates, following each of them | {found['10,000 updates, slack 0']} |" in PAGE
 
 
-def growing(method: str, run: str = "methods-catch-grows") -> tuple[str, Estimate]:
+def growing(method: str, run: str = "methods-catch-grows") -> tuple[str, Interval]:
     """Return the best learning rate for rewards that grow, and the return with it."""
     found = {rate: estimate(x) for (rate, _), x in returns(run, method).items()}
-    rate = max(RATES, key=lambda rate: found[rate].mean)
+    rate = max(RATES, key=lambda rate: found[rate].value)
     return rate, found[rate]
 
 
@@ -98,7 +99,7 @@ def test_the_table_of_growing_rewards_has_every_method(method: str) -> None:
 
 
 def test_only_methods_without_a_scale_of_outputs_fail_when_rewards_grow() -> None:
-    failed = {method for method in METHODS if growing(method)[1].mean < 0.8}
+    failed = {method for method in METHODS if growing(method)[1].value < 0.8}
     assert failed == {"unclipped", "return_scaling"}
     intervals = [growing(method)[1] for method in METHODS if method not in (*failed, "adaptive_bins")]
     assert max(x.low for x in intervals) <= min(x.high for x in intervals)

@@ -10,8 +10,8 @@ from matplotlib.ticker import LogLocator
 
 from popart.lab.analysis import Page
 from popart.lab.experiments.reward_scale.config import AGENTS, GAMES, METHODS, RATE, RATES
-from popart.lab.experiments.reward_scale.statistics import estimate
 from popart.lab.figures import AGENT_COLOURS, ART, INK, POPART, letter, styled, subplots
+from popart.lab.intervals import Interval, iqm, over_seeds
 
 FIGURE = """Mean return of the episodes in the last fifth of training, in the game's own units, when the
 agent's rewards are multiplied by the scale. Lines: means over seeds. Dots: single agents. All agents have the
@@ -52,6 +52,11 @@ def analyse(page: Page) -> None:
             _find(page, game, {method: returns[game, method, RATE].mean(1) for method in methods})
 
 
+def estimate(returns: np.ndarray) -> Interval:
+    """Return the interquartile mean over seeds, with its bootstrap interval."""
+    return over_seeds(iqm, [returns])
+
+
 def _methods(settings: Mapping[str, Any]) -> Sequence[str]:
     """Return the methods of a run; earlier releases called them agents."""
     return settings["methods"] if "methods" in settings else settings["agents"]
@@ -76,7 +81,7 @@ def _returns(page: Page) -> Returns:
 def _summary(settings: Mapping[str, Any], returns: Returns) -> list[dict[str, Any]]:
     return [
         {"game": GAMES[game].label, "method": METHODS[method], "learning rate": rate}
-        | {f"{scale:g}": str(estimate(x)) for scale, x in zip(settings["scales"], found, strict=True)}
+        | {f"{scale:g}": estimate(x).text(".3g") for scale, x in zip(settings["scales"], found, strict=True)}
         for (game, method, rate), found in returns.items()
     ]
 
@@ -128,7 +133,7 @@ def _methods_figure(settings: Mapping[str, Any], game: str, returns: Returns) ->
     )
     for axes, method in zip(panels.flat, methods, strict=False):
         if (game, "popart", RATE) in returns:
-            pop = [estimate(x).mean for x in returns[game, "popart", RATE]]
+            pop = [estimate(x).value for x in returns[game, "popart", RATE]]
             axes.plot(scales, pop, color=POPART, linewidth=1.0, alpha=0.8)
         for rate, colour, dash in ((RATE, INK, "-"), *((r, ART, "--") for r in RATES if r != RATE)):
             if (game, method, rate) in returns:
@@ -154,7 +159,7 @@ def _one_scale_figure(settings: Mapping[str, Any], game: str, returns: Returns) 
     figure, axes = subplots(height=0.2 * len(methods) + 0.7)
     for place, method in enumerate(methods):
         tried = {rate: estimate(returns[game, method, rate][0]) for rate in _rates(game, method, returns)}
-        best = max(tried, key=lambda rate: tried[rate].mean)
+        best = max(tried, key=lambda rate: tried[rate].value)
         for rate in dict.fromkeys((RATE, best)):
             mean, low, high = tried[rate]
             colour, at = (INK, place - 0.12) if rate == RATE else (ART, place + 0.12)

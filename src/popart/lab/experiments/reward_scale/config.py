@@ -79,8 +79,7 @@ class Scale:
     of 1, if that is not 0.001."""
 
     quick: bool = False
-    """Train on catch alone for 10,000 steps, at three scales with one random seed. Options that set these are
-    ignored."""
+    """Other defaults: catch alone, 10,000 steps, the scales 10^-8, 1 and 10^8, and one random seed."""
 
     seed: int = 0
     """The first random seed."""
@@ -92,7 +91,8 @@ class Scale:
         if self.methods == ("all",):
             object.__setattr__(self, "methods", tuple(METHODS))
         for name, value in QUICK.items() if self.quick else ():
-            object.__setattr__(self, name, value)
+            if getattr(self, name) == getattr(Scale, name):
+                object.__setattr__(self, name, value)
         check_names("games", self.games, GAMES)
         check_names("methods", self.methods, METHODS)
         check_grid("scales", self.scales)
