@@ -103,8 +103,8 @@ def step(
 def at_once(f: Callable[..., Any], state: Any, biases: list[Array], *given: Any) -> Any:
     """Call f, which returns a new state and biases first, as a program of its own in compiled code on a CPU.
 
-    There, XLA schedules the operations of a program that has some large array one by one, which takes longer
-    than arithmetic on a few numbers. The branch of a conditional is a program of its own.
+    There, to judge by timings, XLA schedules operations one by one if a program has some large array, which
+    takes longer than arithmetic on a few numbers. The branch of a conditional is a program of its own.
     """
     arrays = jax.tree.leaves((state, biases, given))
     compiled = any(isinstance(x, Tracer) for x in arrays) and jax.default_backend() == "cpu"
