@@ -28,7 +28,9 @@ COMMANDS = {
     "report": "popart.lab.report:Report",
     "diagnose": "popart.lab.diagnose:Diagnose",
 }
-NOT_RESUMED = ("evaluate", "watch", "plot", "report", "diagnose")
+NOT_RESUMED = {"evaluate", "watch", "plot", "report", "diagnose"} | {
+    f"campaign {name}" for name in ("plan", "status", "report")
+}
 
 DESCRIPTION = """The experiments of "Learning values across many orders of magnitude", one command each.
 
@@ -48,7 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments == ["--version"]:
         print(f"popart {popart.__version__}")
         return
-    again = "start over" if arguments[0] in NOT_RESUMED else "resume"
+    over = {arguments[0], " ".join(arguments[:2])} & NOT_RESUMED
+    again = "start over" if over else "resume"
     with listening(f"Interrupted. Run the same command again to {again}.", _clean_up):
         try:
             _run(arguments)

@@ -42,9 +42,10 @@ def test_states_frames_scores_nodes_and_failures_come_from_the_run_folders(
     os.utime(write(campaign, 4) / records.NAME, (long_ago, long_ago))
     run = write(campaign, 5)
     records.end(run, "finished")
-    names = ("experiment", "title", "command", "versions", "started", "resumed")
-    manifest = {"format": FORMAT, "settings": {"frames": 2000}, "finished": "now", **dict.fromkeys(names, "")}
-    write_manifest(run, manifest)
+    settings = {"game": "catch", "agent": "popart", "frames": 2000}
+    texts = dict.fromkeys(("title", "command", "started", "finished"), "text")
+    about = {"format": FORMAT, "experiment": "train", "settings": settings, "versions": {}, "resumed": []}
+    write_manifest(run, about | texts)
     rows = table(campaign)
     assert [row.state for row in rows] == ["waiting", "training", "stopped", "failed", "silent", "finished"]
     assert [row.frames for row in rows] == [0, *[1500] * 5]
