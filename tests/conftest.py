@@ -1,4 +1,5 @@
 import os
+import signal
 
 import hypothesis
 import jax
@@ -19,6 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def fuzz(request: pytest.FixtureRequest) -> int:
     """How many random inputs a test tries."""
     return int(request.config.getoption("--fuzz"))  # pyright: ignore[reportArgumentType]
+
+
+def pytest_sessionstart() -> None:
+    """Let processes of the tests hear signals, also where pytest runs in the background and ignores them."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
