@@ -31,7 +31,7 @@ TRAIN = ["train", "--device", "cpu"]
 
 ON_CATCH = [*TRAIN, "--game", "catch", "--num-envs", "16", "--evaluate-every", "6000", "--log-every", "1500"]
 
-FLEET = [*ON_CATCH, "--seed", "0", "1", "2", "--frames", "24000"]
+FLEET = [*ON_CATCH, "--seed", "0", "1", "2", "--frames", "36000"]
 MEMBERS = ("catch-popart-0", "catch-popart-1", "catch-popart-2")
 
 ON_ATARI = [*TRAIN, "--game", "pong", "--frames", "1000000", "--num-envs", "4", "--groups", "4",
@@ -115,8 +115,8 @@ def test_a_killed_fleet_ends_as_if_undisturbed(undisturbed: Path, tmp_path: Path
     with started(out, 1e6, FLEET) as process:
         wait_for(out / MEMBERS[1] / "checkpoints" / "best" / "1.npz", process)
     for _ in range(kills - 1):
-        with started(out, 1.0, FLEET) as process:
-            wait_for_another(out / rng.choice(MEMBERS), process, turns=rng.choice((0, 1, 40)))
+        with started(out, 0.3, FLEET) as process:
+            wait_for_another(out / rng.choice(MEMBERS), process, turns=rng.choice((0, 1, 20)))
             time.sleep(rng.uniform(0, 0.5))
             assert process.is_alive()
         reached.append([saved_frames(out / member) for member in MEMBERS])
