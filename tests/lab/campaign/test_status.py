@@ -106,7 +106,8 @@ def test_a_run_is_given_up_after_failures_without_a_new_checkpoint(tmp_path: Pat
     fail()
     fail()
     assert records.given_up(tmp_path, "", tries=3) is None
-    (tmp_path / "checkpoints" / "last" / "40").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "last" / "40.npz").touch()
     fail()
     assert records.given_up(tmp_path, "", tries=3) is None  # the others were before the checkpoint
     fail()

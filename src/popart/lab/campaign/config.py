@@ -1,6 +1,5 @@
 """The options of `popart campaign`: runs, machines, and engines."""
 
-import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -185,7 +184,6 @@ class Work:
     def run(self) -> tuple[Path, ...]:
         from popart.lab.campaign.work import attempt
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # outside of training, which saves first
         result = attempt(self.folder, self.fleet, self.tries, self.parent)
         if result.status in ("failed", "refused"):
             raise LabError(result.message)

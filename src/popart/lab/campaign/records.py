@@ -91,7 +91,7 @@ def end(run: Path, outcome: Outcome, reason: str = "") -> None:
 
 def turns(run: Path) -> int:
     """Return the turns of the newest checkpoint of a run: its name."""
-    names = (path.name for path in (run / "checkpoints" / "last").glob("*"))
+    names = (path.name.removesuffix(".npz") for path in (run / "checkpoints" / "last").glob("*"))
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 

@@ -7,7 +7,7 @@ another version of popart can say so, even if that has no campaigns.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from popart.lab.campaign.config import Start
@@ -31,6 +31,7 @@ class RayEngine:
         self._path, self._tries = campaign.path.absolute(), command.tries
         self._nodes = self._checked(campaign)
         gpus = 1 if command.machines.gpus else 0
+        self._needs = {"CPU": cores, "GPU": gpus}
         self._task = self._ray.remote(
             num_cpus=cores,
             num_gpus=gpus,
@@ -78,15 +79,21 @@ class RayEngine:
         return True
 
     def submit(self, fleet: int, avoid: str | None) -> None:
-        others = [node for node in self._alive() if node in self._nodes and node != avoid]
+        others = [node for node in self._alive(self._needs) if node in self._nodes and node != avoid]
         task = self._task
         if avoid is not None and others:
             node = others[fleet % len(others)]
             task = task.options(scheduling_strategy=self._affinity(node, soft=True))
         self._fleets[task.remote(str(self._path), fleet, self._tries)] = fleet
 
-    def _alive(self) -> list[str]:
-        return [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+    def _alive(self, needs: Mapping[str, int] | None = None) -> list[str]:
+        """Return the nodes that live and, busy or not, have the resources that a task needs."""
+        return [
+            node["NodeID"]
+            for node in self._ray.nodes()
+            if node["Alive"]
+            and all(node["Resources"].get(name, 0) >= number for name, number in (needs or {}).items())
+        ]
 
     def wait(self, seconds: float) -> Iterable[tuple[int, Result]]:
         if not self._fleets:
