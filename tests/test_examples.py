@@ -2,6 +2,7 @@
 
 import csv
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -38,9 +39,14 @@ def mean_return(*command: str) -> float:
 
 LARGE = ("--reward-scale", "1e4")
 DQN = {
-    "torch": ["examples/dqn.py", "--seed", "1", "--steps", "15000"],
+    "torch": ["examples/dqn.py", "--steps", "15000"],
     "jax": ["examples/dqn_jax.py", "--steps", "65000"],
 }
+
+
+def median_return(*command: str) -> float:
+    """Return the median over three random seeds: single runs of this length differ by a factor of two."""
+    return statistics.median(mean_return(*command, "--seed", str(seed)) for seed in range(3))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,8 @@ DQN = {
 )
 def test_cartpole_with_rewards_times_ten_thousand_is_solved_with_pop_art_alone(framework: str) -> None:
     assert mean_return(*DQN[framework], *LARGE, "--head", "linear") < 150
-    assert mean_return(*DQN[framework], *LARGE, "--head", "popart") >= 400
+    typical = median_return if framework == "torch" else mean_return
+    assert typical(*DQN[framework], *LARGE, "--head", "popart") >= 400
 
 
 @pytest.mark.xdist_group("dqn_jax")  # it runs the programs that are compiled already
@@ -63,7 +70,7 @@ def test_cartpole_with_rewards_as_they_are_is_solved_by_both_with_these_settings
 
 @pytest.mark.slow
 def test_cartpole_with_rewards_as_they_are_is_solved_with_these_settings_in_pytorch() -> None:
-    assert mean_return(*DQN["torch"]) >= 400
+    assert median_return(*DQN["torch"]) >= 400
 
 
 def test_a_stream_that_grows_a_millionfold_is_learned_with_pop_art_alone() -> None:

@@ -32,7 +32,11 @@ from tests.lab.campaign.examples import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("campaign")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("campaign"),
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called"),  # by Ray, before it runs another program
+]
 
 SMALL = {"object_store_memory": 80 * 2**20}
 
