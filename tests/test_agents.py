@@ -58,8 +58,8 @@ def trained(
 
 def score(agent: str, *run: Any, seeds: int = 1) -> float:
     """Return the median score over random seeds."""
-    found = (example(agent).evaluate(trained(agent, *run, seed), 0) for seed in range(seeds))
-    return float(statistics.median(map(float, found)))
+    agents = [trained(agent, *run), *(trained(agent, *run, seed=seed) for seed in range(1, seeds))]
+    return float(statistics.median(float(example(agent).evaluate(each, 0)) for each in agents))
 
 
 def arrays(learned: Any) -> dict[str, np.ndarray]:
