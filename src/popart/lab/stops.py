@@ -1,7 +1,7 @@
 """Signals that stop a command: Ctrl-C, SIGTERM, and SIGHUP of a closed terminal.
 
 While a command listens, a thread of its own hears signals, so that neither an import nor a compilation delays
-the answer. Work that has something to save is told to stop, and saves. Everything else ends at once: files
+the answer. Training saves a checkpoint before it stops. Everything else ends at once: files
 are replaced as a whole, so that a run can be left at any time.
 """
 
