@@ -88,7 +88,7 @@ def scale(targets):
     rule = popart.Moments()
     return float(rule.affine(rule.update(rule.init(), targets)).scale)
 
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 assert ray.get(scale.remote([1e6, 3e6])) == 1e6
 """
 

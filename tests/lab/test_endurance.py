@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from popart.lab import progress
 from popart.lab.cli import main
+from popart.lab.files import remove_temporaries, temporary_file
 from popart.lab.manifest import read_manifest
 from popart.lab.train.loading import load
 from tests.lab import processes
@@ -342,6 +345,30 @@ def test_sigterm_during_a_video_leaves_no_temporary_file(asterix: Path, tmp_path
     assert not list(run.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("line", range(1, 9))
+def test_an_interruption_at_any_line_leaves_no_temporary_file(line: int, tmp_path: Path) -> None:
+    lines: list[int] = []
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_name == "temporary_file" and event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == line:
+                raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with temporary_file(tmp_path / "file"):
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    remove_temporaries()
+    assert lines
+    assert not list(tmp_path.iterdir())
+
+
 def test_version_is_printed() -> None:
     assert popart("--version", check=0).stdout.startswith("popart ")
 
@@ -354,6 +381,7 @@ import socket, sys
 def connect(self, address, *rest): raise SystemExit(f"connects to {address}")
 socket.socket.connect = socket.socket.connect_ex = connect
 from popart.lab.cli import main
+from popart.lab.files import remove_temporaries, temporary_file
 out = sys.argv[1]
 main(["train", "--game", "catch", "--frames", "2000", "--device", "cpu", "--out", out + "/run"])
 main(["evaluate", out + "/run", "--episodes", "2", "--device", "cpu"])

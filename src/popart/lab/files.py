@@ -8,8 +8,8 @@ import csv
 import io
 import os
 import re
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,12 +67,10 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
 @contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
     """Yield a new empty file beside `path`, and remove it at the end, unless it was moved."""
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False
-    ) as file:
-        temporary = Path(file.name)
-    temporaries.add(temporary)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temporaries.add(temporary)  # before it exists, so that no interruption can come between
     try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
