@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from popart.lab import progress
+from popart.lab import files, progress
 from popart.lab.cli import main
-from popart.lab.files import remove_temporaries, temporary_file
 from popart.lab.manifest import read_manifest
 from popart.lab.train.loading import load
 from tests.lab import processes
@@ -345,8 +344,28 @@ def test_sigterm_during_a_video_leaves_no_temporary_file(asterix: Path, tmp_path
     assert not list(run.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("line", range(1, 9))
-def test_an_interruption_at_any_line_leaves_no_temporary_file(line: int, tmp_path: Path) -> None:
+def test_what_writes_a_temporary_file_is_ended_before_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "beginning", threading.Lock())
+    again = (
+        "import sys, time; open(sys.argv[1], 'w'); sys.stdin.read(); time.sleep(0.2); open(sys.argv[1], 'w')"
+    )
+    with (
+        open(os.devnull, "wb") as said,
+        files.temporary_file(tmp_path / "file") as temporary,
+        files.writer([sys.executable, "-c", again, str(temporary)], said) as process,
+    ):
+        files.remove_temporaries()
+        assert process.returncode == -signal.SIGKILL
+        assert not temporary.exists()
+
+
+@pytest.mark.parametrize("line", range(1, 11))
+def test_an_interruption_at_any_line_leaves_no_temporary_file(
+    line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "beginning", threading.Lock())  # which is not released again
     lines: list[int] = []
 
     def interrupt(frame: FrameType, event: str, _: object) -> Any:
@@ -358,13 +377,13 @@ def test_an_interruption_at_any_line_leaves_no_temporary_file(line: int, tmp_pat
 
     sys.settrace(interrupt)
     try:
-        with temporary_file(tmp_path / "file"):
+        with files.temporary_file(tmp_path / "file"):
             pass
     except KeyboardInterrupt:
         pass
     finally:
         sys.settrace(None)
-    remove_temporaries()
+    files.remove_temporaries()
     assert lines
     assert not list(tmp_path.iterdir())
 
@@ -381,7 +400,6 @@ import socket, sys
 def connect(self, address, *rest): raise SystemExit(f"connects to {address}")
 socket.socket.connect = socket.socket.connect_ex = connect
 from popart.lab.cli import main
-from popart.lab.files import remove_temporaries, temporary_file
 out = sys.argv[1]
 main(["train", "--game", "catch", "--frames", "2000", "--device", "cpu", "--out", out + "/run"])
 main(["evaluate", out + "/run", "--episodes", "2", "--device", "cpu"])

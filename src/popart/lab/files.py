@@ -10,10 +10,12 @@ import os
 import re
 import secrets
 import stat
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from msgspec import Struct
 from msgspec.structs import fields
@@ -33,6 +35,12 @@ REPAIR = "restore it from a copy, or give another --out to start again"
 
 temporaries: set[Path] = set()
 """Temporary files of this process, which are removed when it is interrupted."""
+
+writers: set[subprocess.Popen[bytes]] = set()
+"""Processes that write them, and would write them again if they were not ended first."""
+
+beginning = threading.Lock()
+"""Held while a file or a writer begins to be; taken for good by the thread that removes them."""
 
 
 def printable(content: Any) -> Any:
@@ -70,15 +78,40 @@ def temporary_file(path: Path) -> Iterator[Path]:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     temporaries.add(temporary)  # before it exists, so that no interruption can come between
     try:
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with beginning:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
         temporaries.discard(temporary)
 
 
+@contextmanager
+def writer(command: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that writes a temporary file from its input; it ends with the block."""
+    with beginning:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, start_new_session=True)
+        writers.add(process)
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+                with suppress(OSError):  # unread data
+                    if process.stdin:
+                        process.stdin.close()
+    finally:
+        writers.discard(process)
+
+
 def remove_temporaries() -> None:
     """Remove the temporary files of this process, which is about to end."""
+    beginning.acquire(timeout=1)  # never released: nothing may begin any more
+    for process in tuple(writers):
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
     for path in tuple(temporaries):
         with suppress(OSError):
             path.unlink(missing_ok=True)

@@ -1,9 +1,8 @@
 """`popart watch`: a video of one episode with the Q-values of all actions, or of two agents side by side."""
 
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +18,7 @@ from popart.lab.dqn.learner import Policy
 from popart.lab.envs.atari import SPEC, Atari
 from popart.lab.envs.games import title
 from popart.lab.envs.timestep import Scores
-from popart.lab.files import temporary_file
+from popart.lab.files import temporary_file, writer
 from popart.lab.machine import use_device
 from popart.lab.play.config import Watch
 from popart.lab.play.view import RATE, SIZE, Step, View, number
@@ -157,20 +156,14 @@ def _encoder(path: Path, size: tuple[int, int]) -> Iterator[Callable[[bytes], ob
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", shape, "-r", rate, "-i", "-"]
     sink = ["-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-f", "mp4"]
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *source, *sink, str(path.absolute())]
-    with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, start_new_session=True) as process,
-    ):
-        assert process.stdin
-        try:
-            yield process.stdin.write
-            process.communicate()
-        except BrokenPipeError:  # ffmpeg has ended; its message is below
-            process.wait()
-        finally:
-            process.kill()
-            with suppress(OSError):  # unread data
-                process.stdin.close()
+    with tempfile.TemporaryFile() as said:
+        with writer(command, said) as process:
+            assert process.stdin
+            try:
+                yield process.stdin.write
+                process.communicate()
+            except BrokenPipeError:  # ffmpeg has ended; its message is below
+                process.wait()
         if process.returncode:
             said.seek(0)
             reason = said.read().decode(errors="replace").partition("\n")[0]  # the first is the cause
