@@ -72,6 +72,7 @@ class ScaleSettings(Struct):
 
     games: list[Literal["cartpole", "catch", "breakout", "space_invaders", "asterix", "freeway"]]
     scales: list[float]
+    cases: list[Name] = []
     methods: list[Name] = []
     agents: list[Agent] = []
 
@@ -123,7 +124,7 @@ class Episodes(Struct):
 
 
 class Returns(Struct):
-    """Methods were called agents in earlier versions, which had one learning rate."""
+    """Methods were called agents in earlier versions, which had one learning rate and one case."""
 
     game: str
     scale: float
@@ -131,10 +132,16 @@ class Returns(Struct):
     method: str | None = None
     agent: str | None = None
     rate: float | None = None
+    case: str | None = None
 
     def __post_init__(self) -> None:
         if self.method is None and self.agent is None:
             raise ValueError("Object missing required field `method`")
+
+
+class RandomPlay(Struct):
+    game: str
+    value: float = field(name="return")
 
 
 class Gradients(Struct):
@@ -208,7 +215,7 @@ class Scores(Struct):
 TABLES: dict[str, dict[str, type[Struct]]] = {
     "train": {"metrics": Metrics, "evaluations": Evaluations},
     "evaluate": {"episodes": Episodes},
-    "scale": {"returns": Returns},
+    "scale": {"returns": Returns, "tuning": Returns, "random": RandomPlay},
     "norms": {"gradients": Gradients},
     "regression": {"grid": Cells, "curves": Curves, "paper_curves": PaperCurves, "intervals": Intervals},
     "histograms": {"variances": Variances, "examples": Examples, "densities": Densities},

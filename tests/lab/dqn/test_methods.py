@@ -20,7 +20,7 @@ from popart.lab.envs.small import Game
 from popart.lab.experiments.reward_scale.config import METHODS
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 
-SCALE_FREE = {"popart", "art", "scale_only", "adaptive_bins"}
+SCALE_FREE = {"popart", "popart_adam", "art", "scale_only", "adaptive_bins"}
 
 
 def test_a_method_is_one_file_and_one_line_of_the_table() -> None:

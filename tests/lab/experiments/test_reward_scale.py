@@ -16,7 +16,8 @@ from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
 from popart.lab.envs.small import Game
 from popart.lab.experiments.reward_scale.analysis import estimate
-from popart.lab.experiments.reward_scale.config import METHODS, QUICK, Scale
+from popart.lab.experiments.reward_scale.cases import change
+from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, Scale
 from popart.lab.experiments.reward_scale.run import best_rate, train
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.files import read_table
@@ -58,6 +59,24 @@ def test_rewards_times_a_power_of_two_change_no_action_and_no_parameter(game: st
         np.testing.assert_array_equal(2.0**k * first.scale, second.scale)
 
 
+def changed(case: str, progress: float) -> np.ndarray:
+    """Return rewards of 2 as an agent gets them."""
+    place, reward = jnp.asarray(list(CASES).index(case)), jnp.full(10_000, 2.0)
+    return np.asarray(change(place, reward, jnp.asarray(progress), jax.random.key(0)))
+
+
+def test_cases_change_rewards_as_they_say() -> None:
+    assert (changed("steady", 0.2) == 2).all()
+    for case, late in (("grows", 2e4), ("shrinks", 2e-4)):
+        assert (changed(case, 0.49) == 2).all()
+        np.testing.assert_allclose(changed(case, 0.5), late, rtol=1e-6)
+    rewards, counts = np.unique(changed("rare", 0.3), return_counts=True)
+    np.testing.assert_array_equal(rewards, (2, 2000))
+    assert 70 < counts[1] < 130
+    assert (changed("constant", 0.49) == 1).all()
+    assert (changed("constant", 0.5) == 2).all()
+
+
 @compiled_once
 def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
     scales = jnp.array(SCALES)
@@ -76,7 +95,7 @@ def test_growing_rewards_are_those_of_the_second_half() -> None:
     """Pop-Art learns catch although all rewards grow by 10⁴, and plain Double DQN does not."""
     one = jnp.ones(1)
     popart, plain = (
-        float(train(method, "catch", STEPS, 1e-3 * one, one, jnp.zeros(1, int), 1e4)[0])
+        float(train(method, "catch", STEPS, 1e-3 * one, one, jnp.zeros(1, int), "grows")[0])
         for method in ("popart", "unclipped")
     )
     assert popart > 0.5
@@ -130,10 +149,9 @@ def test_options_that_are_given_are_not_changed_by_quick() -> None:
     assert found == QUICK | {"seeds": 9, "games": ("cartpole",)}
 
 
-def test_the_best_learning_rate_is_that_with_the_highest_mean_at_scale_1() -> None:
-    returns = {3e-4: (1.0, 2.0), 1e-3: (2.0, 2.0), 3e-3: (0.0, 3.0)}
-    rows = [{"rate": rate, "scale": 1.0, "return": x} for rate, two in returns.items() for x in two]
-    assert best_rate([*rows, {"rate": 3e-4, "scale": 1e8, "return": 99.0}]) == 1e-3
+def test_the_best_learning_rate_is_that_with_the_highest_mean() -> None:
+    returns = {3e-4: (1.0, 2.0), 1e-3: (2.0, 2.0), 3e-3: (0.0, 3.0), 1e-2: (1.0, 1.0)}
+    assert best_rate([{"rate": rate, "return": x} for rate, two in returns.items() for x in two]) == 1e-3
 
 
 def test_estimates_are_trimmed_means_inside_of_their_intervals() -> None:
@@ -154,8 +172,7 @@ def test_estimates_are_trimmed_means_inside_of_their_intervals() -> None:
         ),
         (["--methods", "popat"], ["did you mean 'popart'?"]),
         (["--scales", "0"], ["scales has 0.0"]),
-        (["--scales", "2", "--tuned"], ["scales are (2.0,) and tuned is True"]),
-        (["--growth", "0"], ["growth has 0.0"]),
+        (["--cases", "growing"], ["cases has 'growing'", "steady, grows, shrinks, rare, constant"]),
         (["--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
         (["--steps", "10"], ["steps is 10; it must be 2000 or more"]),
     ],

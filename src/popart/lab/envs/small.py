@@ -40,6 +40,11 @@ class Game:
         env, params = self._game
         return tuple(env.observation_space(params).shape)
 
+    @property
+    def dtype(self) -> Any:
+        """What an observation can be stored as: all but CartPole's have only zeros and ones."""
+        return jnp.float32 if self.name == "CartPole-v1" else jnp.bool_
+
     def reset(self, key: jax.Array, environments: int) -> tuple[World, TimeStep]:
         env, params = self._game
         observation, state = jax.vmap(env.reset_env, (0, None))(jax.random.split(key, environments), params)

@@ -16,6 +16,8 @@ METHODS = {
     "unclipped": "Double DQN",
     "clipped": "with clipping",
     "popart": "with Pop-Art",
+    "unclipped_adam": "Double DQN, Adam",
+    "popart_adam": "with Pop-Art, Adam",
     "art": "Art without Pop",
     "scale_only": "scale only",
     "vecnormalize": "VecNormalize",
@@ -32,11 +34,23 @@ METHODS = {
 AGENTS = ("unclipped", "clipped", "popart")
 """The methods of the paper's comparison."""
 
+CASES = {
+    "steady": "rewards as they are",
+    "grows": "rewards grow by 10⁴ in the middle of training",
+    "shrinks": "rewards shrink by 10⁴ in the middle of training",
+    "rare": "one reward in a hundred is 1,000 times as large",
+    "constant": "in the first half of training every reward is 1",
+}
+"""What happens to rewards, beside their scale; `cases.change` does it."""
+
 SCALES = tuple(10.0**k for k in range(-8, 9, 4))
 
 RATE = 1e-3
-RATES = (3e-4, RATE, 3e-3)
+RATES = (3e-4, RATE, 3e-3, 1e-2)
 """The learning rate of all methods, and those to choose from."""
+
+TUNING_SEEDS = 3
+"""Random seeds with which the learning rate is chosen. They are others than those of the results."""
 
 QUICK = {"games": ("catch",), "scales": (1e-8, 1.0, 1e8), "seeds": 1, "steps": 10_000}
 
@@ -59,14 +73,16 @@ class Scale:
 
     methods: tuple[str, ...] = AGENTS
     """Methods to compare, or all. unclipped: Double DQN on unclipped rewards; clipped: rewards and errors
-    clipped to [-1, 1]; popart: unclipped rewards with Pop-Art; art, scale_only, vecnormalize, return_scaling,
-    percentile_span, h, symlog, two_hot, hl_gauss, adaptive_bins: docs/explanation/which-normalisation.md."""
+    clipped to [-1, 1]; popart: unclipped rewards with Pop-Art; unclipped_adam, popart_adam, art, scale_only,
+    vecnormalize, return_scaling, percentile_span, h, symlog, two_hot, hl_gauss, adaptive_bins:
+    docs/explanation/which-normalisation.md."""
 
     scales: _Scales = SCALES
     """Factors by which rewards are multiplied."""
 
-    growth: float = 1.0
-    """Factor by which all rewards are multiplied in addition in the second half of training."""
+    cases: tuple[str, ...] = ("steady",)
+    """What happens to rewards. steady: nothing; grows, shrinks: by 10⁴ in the middle of training; rare: one
+    in a hundred is 1,000 times as large; constant: all are 1 in the first half of training."""
 
     seeds: int = 3
     """Number of random seeds for each game, method and scale."""
@@ -75,8 +91,8 @@ class Scale:
     """Environment steps of each agent. By default as many as the game needs, 20,000 to 50,000."""
 
     tuned: bool = False
-    """Also train each method with the learning rate (0.0003, 0.001 or 0.003) that is best for it at a scale
-    of 1, if that is not 0.001."""
+    """Also train each method with the learning rate (0.0003, 0.001, 0.003 or 0.01) that is best for it at a
+    scale of 1 with three other random seeds, if that is not 0.001."""
 
     quick: bool = False
     """Other defaults: catch alone, 10,000 steps, the scales 10^-8, 1 and 10^8, and one random seed."""
@@ -96,13 +112,11 @@ class Scale:
         check_names("games", self.games, GAMES)
         check_names("methods", self.methods, METHODS)
         check_grid("scales", self.scales)
-        check_grid("growth", (self.growth,))
+        check_names("cases", self.cases, CASES)
         check_whole("seeds", self.seeds, 1)
-        check_whole("seed", self.seed, 0, most=MOST - self.seeds)
+        check_whole("seed", self.seed, 0, most=MOST - self.seeds - TUNING_SEEDS)
         if self.steps is not None:
             check_whole("steps", self.steps, 2000)
-        if self.tuned and 1.0 not in self.scales:
-            raise ValueError(f"scales are {self.scales} and tuned is True; they must contain 1")
 
     def steps_of(self, game: str) -> int:
         return self.steps or GAMES[game].steps

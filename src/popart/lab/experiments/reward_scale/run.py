@@ -1,6 +1,6 @@
-"""Train agents at all scales and seeds, in one compiled program per game and method."""
+"""Train agents with all methods, cases, scales and seeds, in one compiled program per game and method."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,9 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from popart.lab.budget import announce, check_memory
+from popart.lab.dqn.config import SMALL_SCHEDULE, AgentConfig
 from popart.lab.dqn.methods import config_of
 from popart.lab.envs.small import Game
-from popart.lab.experiments.reward_scale.config import GAMES, METHODS, RATE, RATES, Scale
+from popart.lab.experiments.reward_scale.config import (
+    AGENTS,
+    CASES,
+    GAMES,
+    METHODS,
+    RATE,
+    RATES,
+    TUNING_SEEDS,
+    Scale,
+)
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.machine import as_done, cores
 from popart.lab.progress import progress
@@ -23,14 +33,14 @@ from popart.lab.runs import Run
 LAST = 0.2
 """Fraction of the training, at its end, whose episodes are scored."""
 
-BYTES_PER_STEP, BYTES_PER_AGENT = 500, 1e6
+BYTES_PER_STEP, BYTES_PER_AGENT = 800, 1e6
 """Memory of an agent: its replay buffer has all of its steps."""
 
-STEPS_PER_SECOND = 12_000
+STEPS_PER_SECOND = 30_000
 """Steps per second and core, measured on two cores with the default settings."""
 
-Case = tuple[str, str]
-"""A game and a method."""
+Cell = tuple[str, str, str]
+"""A game, what happens to its rewards, and a method."""
 
 Member = tuple[float, float, int]
 """A learning rate, a scale and a random seed."""
@@ -43,77 +53,100 @@ def run(settings: Scale) -> Path:
     with Run("scale", "The same agent at any scale of rewards (small games)", settings) as run:
         if not run.finished:
             announce(*budget)
+            _write_random_play(run, settings)
             _write_returns(run, settings)
             run.finish()
     return run.folder
 
 
 def _check_budget(settings: Scale) -> tuple[float, float]:
-    """Refuse what cannot fit, and return seconds and bytes: a core trains all scales and seeds of a game."""
+    """Refuse what cannot fit, and return seconds and bytes."""
     longest = max(map(settings.steps_of, settings.games))
-    together = len(settings.scales) * min(cores(), len(settings.games) * len(settings.methods))
-    bytes_each = together * (longest * BYTES_PER_STEP + BYTES_PER_AGENT)
+    cells = len(settings.games) * len(settings.cases) * len(settings.methods)
+    together = min(cores(), cells) * (1 if _on_cpu() else len(settings.scales) * settings.seeds)
+    bytes_each = together * (longest * BYTES_PER_STEP + BYTES_PER_AGENT) / settings.seeds
     check_memory("seeds", settings.seeds, bytes_each)
-    scales = len(settings.scales) + settings.tuned * (len(settings.scales) + 1)  # with a second learning rate
-    agents = scales * settings.seeds * len(settings.methods)
-    steps = agents * sum(map(settings.steps_of, settings.games))
+    agents = len(settings.scales) * settings.seeds * (1 + settings.tuned)  # with a second learning rate
+    agents += settings.tuned * len(RATES) * TUNING_SEEDS
+    steps = agents * len(settings.cases) * len(settings.methods) * sum(map(settings.steps_of, settings.games))
     return steps / STEPS_PER_SECOND / cores(), settings.seeds * bytes_each
+
+
+def _write_random_play(run: Run, settings: Scale) -> None:
+    """Write the returns of random play, which normalised returns need."""
+    if set(settings.methods) <= set(AGENTS) or run.read_table("random"):
+        return
+    seeds = jnp.arange(settings.seed, settings.seed + settings.seeds)
+    found = {game: play_randomly(game, settings.steps_of(game), seeds) for game in settings.games}
+    rows = [
+        {"game": game, "seed": seed, "return": value}
+        for game, values in found.items()
+        for seed, value in zip(seeds.tolist(), values.tolist(), strict=True)
+    ]
+    run.write_table("random", rows)
 
 
 def _write_returns(run: Run, settings: Scale) -> None:
     """Train every agent; those that an interrupted run has trained are read."""
-    cases = [(game, method) for game in settings.games for method in settings.methods]
-    done: dict[Case, list[Row]] = {case: [] for case in cases}
-    for row in run.read_table("returns"):
-        done[row["game"], row["method"]].append(dict(row))
+    cells = list(product(settings.games, settings.cases, settings.methods))
+    done: dict[str, dict[Cell, list[Row]]] = {name: {cell: [] for cell in cells} for name in TABLES}
+    for name, found in done.items():
+        for row in run.read_table(name):
+            found[row["game"], row["case"], row["method"]].append(dict(row))
     agents = len(settings.scales) * settings.seeds
-    work = {case: agents * settings.steps_of(case[0]) for case in cases}
-    before = sum(work[case] for case in cases if done[case])
-    todo = sorted((case for case in cases if not done[case]), key=lambda case: -work[case])
+    work = {cell: agents * settings.steps_of(cell[0]) for cell in cells}
+    before = sum(work[cell] for cell in cells if done["returns"][cell])
+    todo = sorted((cell for cell in cells if not done["returns"][cell]), key=lambda cell: -work[cell])
     with progress("scale", sum(work.values()), "steps", before) as advance:
-        for case, found in as_done(partial(_train, settings), todo):
-            done[case] = found
-            run.write_table("returns", [row for case in cases for row in done[case]])
-            advance(work[case], f"{GAMES[case[0]].label}, {METHODS[case[1]]}")
+        for cell, tables in as_done(partial(_train, settings), todo):
+            for name, rows in zip(TABLES, tables, strict=True):
+                done[name][cell] = rows
+                if settings.tuned or name == "returns":
+                    run.write_table(name, [row for cell in cells for row in done[name][cell]])
+            advance(work[cell], f"{GAMES[cell[0]].label}, {METHODS[cell[2]]}")
 
 
-def _train(settings: Scale, case: Case) -> list[Row]:
-    """Train with the common learning rate; then with the best at a scale of 1, if that is another one."""
+TABLES = ("tuning", "returns")
+"""What was found with seeds for tuning, and what counts; written in this order."""
+
+
+def _train(settings: Scale, cell: Cell) -> tuple[list[Row], list[Row]]:
+    """Train with the common learning rate, and with the best at a scale of 1, if that is another one."""
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    members: list[Member] = list(product((RATE,), settings.scales, seeds))
-    if not settings.tuned:
-        return _rows(settings, case, members)
-    others = [rate for rate in RATES if rate != RATE]
-    rows = _rows(settings, case, [*members, *product(others, (1.0,), seeds)])
-    best = best_rate(rows)
-    rest = [scale for scale in settings.scales if scale != 1]
-    if best != RATE and rest:
-        rows += _rows(settings, case, list(product((best,), rest, seeds)))
-    return rows
+    tuning = range(seeds.stop, seeds.stop + TUNING_SEEDS) if settings.tuned else range(0)
+    tried = _rows(settings, cell, list(product(RATES, (1.0,), tuning)))
+    rates = dict.fromkeys((RATE, best_rate(tried) if tried else RATE))
+    return tried, _rows(settings, cell, list(product(rates, settings.scales, seeds)))
 
 
 def best_rate(rows: Sequence[Row]) -> float:
-    """Return the learning rate with the highest mean return at a scale of 1."""
+    """Return the learning rate with the highest mean return."""
 
     def mean(rate: float) -> float:
-        at = [float(row["return"]) for row in rows if (float(row["rate"]), float(row["scale"])) == (rate, 1)]
+        at = [float(row["return"]) for row in rows if float(row["rate"]) == rate]
         return sum(at) / len(at)
 
     return max(RATES, key=mean)
 
 
-def _rows(settings: Scale, case: Case, members: Sequence[Member]) -> list[Row]:
-    game, method = case
+def _rows(settings: Scale, cell: Cell, members: Sequence[Member]) -> list[Row]:
+    if not members:
+        return []
+    game, case, method = cell
     rates, scales, seeds = zip(*members, strict=True)
-    floats = (jnp.array(x, jnp.float32) for x in (rates, scales))
-    found = train(method, game, settings.steps_of(game), *floats, jnp.array(seeds), settings.growth)
+    given = jnp.array(rates), jnp.array(scales), jnp.array(seeds)
+    found = train(method, game, settings.steps_of(game), *given, case)
     return [
-        {"game": game, "method": method, "rate": rate, "scale": scale, "seed": seed, "return": value}
-        for (rate, scale, seed), value in zip(members, np.asarray(found).tolist(), strict=True)
+        {"game": game, "case": case, "method": method}
+        | {"rate": rate, "scale": scale, "seed": seed, "return": value}
+        for (rate, scale, seed), value in zip(members, found.tolist(), strict=True)
     ]
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
 def train(
     method: str,
     game: str,
@@ -121,28 +154,63 @@ def train(
     rates: jax.Array,
     scales: jax.Array,
     seeds: jax.Array,
-    growth: float = 1.0,
+    case: str = "steady",
+) -> np.ndarray:
+    """Return the mean score of episodes at the end of training, for each learning rate, scale and seed."""
+    program = partial(_program, method, game, steps, list(CASES).index(case))
+    return _for_each(program, rates, scales, seeds)
+
+
+def play_randomly(game: str, steps: int, seeds: jax.Array) -> np.ndarray:
+    """Return the mean score of episodes at the end of a training that never begins to learn."""
+    return _for_each(partial(_random_program, game, steps), seeds)
+
+
+def _for_each(program: Callable[..., jax.Array], *members: jax.Array) -> np.ndarray:
+    """Run a program for all members at once, or on a CPU for one after the other, within its cache."""
+    if not _on_cpu():
+        return np.asarray(jax.vmap(program)(*members))
+    return np.array([program(*member) for member in zip(*members, strict=True)])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _program(
+    method: str,
+    game: str,
+    steps: int,
+    case: jax.Array,
+    rate: jax.Array,
+    scale: jax.Array,
+    seed: jax.Array,
 ) -> jax.Array:
-    """Return the mean score of episodes at the end of training, for each learning rate, scale and seed.
+    config = replace(config_of(method, GAMES[game].reach), learning_rate=rate)
+    return _return(Training(steps=steps), config, game, scale, seed, case)
 
-    Rewards are multiplied by the scale, and in the second half of training by `growth`, too.
-    """
-    training, about = Training(steps=steps), GAMES[game]
-    rounds = steps // training.environments
 
-    def one(rate: jax.Array, scale: jax.Array, seed: jax.Array) -> jax.Array:
-        config = replace(config_of(method, about.reach), learning_rate=rate)
+@partial(jax.jit, static_argnums=(0, 1))
+def _random_program(game: str, steps: int, seed: jax.Array) -> jax.Array:
+    training = Training(steps=steps, schedule=replace(SMALL_SCHEDULE, warm_up=2 * steps))
+    return _return(training, config_of("unclipped", GAMES[game].reach), game, jnp.ones(()), seed)
 
-        def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
-            state, total, count = carry
-            size = jnp.where(2 * i >= rounds, growth * scale, scale)
-            state, progress = advance(training, config, Game(about.name), size, state)
-            counts = progress.ended & (i >= (1 - LAST) * rounds)
-            return (state, total + jnp.where(counts, progress.score, 0.0).sum(), count + counts.sum()), None
 
-        state = init(training, config, Game(about.name), jax.random.key(seed))
-        zero = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        (state, total, count), _ = jax.lax.scan(step, (state, *zero), jnp.arange(rounds))
-        return jnp.where(count > 0, total / jnp.maximum(count, 1), state.scores.mean())
+def _return(
+    training: Training,
+    config: AgentConfig,
+    game: str,
+    scale: jax.Array,
+    seed: jax.Array,
+    case: jax.Array | int = 0,
+) -> jax.Array:
+    """Train an agent, and return the mean score of its last episodes, in the game's own units."""
+    world, rounds = Game(GAMES[game].name), training.steps // training.environments
 
-    return jax.vmap(one)(rates, scales, seeds)
+    def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
+        state, total, count = carry
+        state, progress = advance(training, config, world, scale, state, case)
+        counts = progress.ended & (i >= (1 - LAST) * rounds)
+        return (state, total + jnp.where(counts, progress.score, 0.0).sum(), count + counts.sum()), None
+
+    state = init(training, config, world, jax.random.key(seed))
+    zero = jnp.zeros(()), jnp.zeros((), jnp.int32)
+    (state, total, count), _ = jax.lax.scan(step, (state, *zero), jnp.arange(rounds))
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), state.scores.mean())
