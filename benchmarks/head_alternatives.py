@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import popart
-from popart.alternatives import H, HLGauss, Symlog, TwoHot
+from popart.alternatives import H, HLGauss, PercentileSpan, Symlog, TwoHot
 from popart.torch import PopArt
 from popart.torch.alternatives import Art, Categorical, Transformed
 
@@ -18,6 +18,7 @@ BINS = HLGauss(-4, 4, 51, Symlog())
 HEADS: dict[str, Callable[[int, int], Any]] = {
     "Art without Pop": lambda n, k: Art(n, k, MOMENTS),
     "scale only": lambda n, k: PopArt(n, k, popart.Moments(1e-4, symmetric=True)),
+    "percentile span": lambda n, k: PopArt(n, k, PercentileSpan()),
     "h(x)": lambda n, k: Transformed(n, k, transform=H()),
     "symlog": lambda n, k: Transformed(n, k, transform=Symlog()),
     "two-hot, 255 bins": lambda n, k: Categorical(n, k, TwoHot()),

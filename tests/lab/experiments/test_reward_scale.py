@@ -15,10 +15,10 @@ from scipy.stats import bootstrap, trim_mean
 from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
 from popart.lab.envs.small import Game
-from popart.lab.experiments.reward_scale.analysis import estimate
 from popart.lab.experiments.reward_scale.cases import change
-from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, Scale
-from popart.lab.experiments.reward_scale.run import best_rate, train
+from popart.lab.experiments.reward_scale.comparison import estimate
+from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, Scale, best_rate
+from popart.lab.experiments.reward_scale.run import train
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popart.lab.experiments.reward_scale.analysis import estimate
+from popart.lab.experiments.reward_scale.comparison import estimate
 from popart.lab.experiments.reward_scale.config import METHODS
 from popart.lab.files import read_table
 from popart.lab.intervals import Interval

@@ -1,8 +1,9 @@
 """`popart scale`: its settings."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -51,6 +52,17 @@ RATES = (3e-4, RATE, 3e-3, 1e-2)
 
 TUNING_SEEDS = 3
 """Random seeds with which the learning rate is chosen. They are others than those of the results."""
+
+
+def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Return the learning rate with the highest mean return."""
+
+    def mean(rate: float) -> float:
+        at = [float(row["return"]) for row in rows if float(row["rate"]) == rate]
+        return sum(at) / len(at)
+
+    return max(RATES, key=mean)
+
 
 QUICK = {"games": ("catch",), "scales": (1e-8, 1.0, 1e8), "seeds": 1, "steps": 10_000}
 

@@ -24,6 +24,7 @@ from popart.lab.experiments.reward_scale.config import (
     RATES,
     TUNING_SEEDS,
     Scale,
+    best_rate,
 )
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.machine import as_done, cores
@@ -117,16 +118,6 @@ def _train(settings: Scale, cell: Cell) -> tuple[list[Row], list[Row]]:
     tried = _rows(settings, cell, list(product(RATES, (1.0,), tuning)))
     rates = dict.fromkeys((RATE, best_rate(tried) if tried else RATE))
     return tried, _rows(settings, cell, list(product(rates, settings.scales, seeds)))
-
-
-def best_rate(rows: Sequence[Row]) -> float:
-    """Return the learning rate with the highest mean return."""
-
-    def mean(rate: float) -> float:
-        at = [float(row["return"]) for row in rows if float(row["rate"]) == rate]
-        return sum(at) / len(at)
-
-    return max(RATES, key=mean)
 
 
 def _rows(settings: Scale, cell: Cell, members: Sequence[Member]) -> list[Row]:
