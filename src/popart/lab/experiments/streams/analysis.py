@@ -29,9 +29,9 @@ plain network: quartiles. Errors above {CAP:g} are not shown. Learning rate and 
 
 SUMMARY = f"""Geometric mean of the errors of all windows but the first: the average height of a curve in the
 figure. Interquartile mean over random seeds, with its 95 % bootstrap interval. Errors of a window above
-{CAP:g}, and all that follow a prediction that is not finite, count as {CAP:g}. “Steady”: the learning rate that is
-best on the steady stream, with β = {BETA:g}, for all streams. “Own”: the learning rate and step size that are
-best on the stream itself. Both were chosen with {len(TUNING)} other random seeds."""
+{CAP:g}, and all that follow a prediction that is not finite, count as {CAP:g}. “Steady”: the learning rate
+that is best on the steady stream, with β = {BETA:g}, for all streams. “Own”: the learning rate and step size
+that are best on the stream itself. Both were chosen with {len(TUNING)} other random seeds."""
 
 SETTLED = """The same for the last fifth of each quarter of a stream alone. Sensors change units after each
 quarter."""

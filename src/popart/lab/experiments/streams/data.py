@@ -1,8 +1,8 @@
 """The streams: inputs, targets, and what a perfect prediction is.
 
 Inputs are numbers that change slowly (autoregressive processes with a memory of about ten samples). A random
-network, another one for each random seed, turns them into a signal of mean 0 and standard deviation 1. Streams
-differ in how targets are made of it.
+network, another one for each random seed, turns them into a signal of mean 0 and standard deviation 1.
+Streams differ in how targets are made of it.
 
 To add one, write a function here, and a line in the table of `config`.
 """
