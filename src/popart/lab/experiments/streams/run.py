@@ -1,23 +1,15 @@
 """Choose learning rates and step sizes on separate random seeds, then learn all streams with all methods."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from popart.lab.budget import announce, check_memory
-from popart.lab.experiments.streams.config import (
-    BETA,
-    CONTROL,
-    METHODS,
-    STREAMS,
-    TUNING,
-    Stream,
-)
+from popart.lab.experiments.streams.config import BETA, CONTROL, METHODS, STREAMS, TUNING, Stream
 from popart.lab.experiments.streams.data import INPUTS, Data, make
 from popart.lab.experiments.streams.learner import Errors, learn
 from popart.lab.experiments.streams.measures import curve, error, geometric_mean, settled
@@ -119,46 +111,38 @@ def _phase(
     for name in names:
         for row in run.read_table(name):
             done[row["stream"], row["method"]][name].append(dict(row))
-    todo = sorted((case for case in cases if not done[case][names[-1]]), key=lambda case: -work(case))
-    before = sum(map(work, cases)) - sum(map(work, todo))
-    tables: Tables = {}
+    todo = [case for case in cases if not done[case][names[-1]]]
+    before = sum(work(case) for case in cases if case not in todo)
     with progress(names[-1], sum(map(work, cases)), "updates", before) as advance:
-        for case, found in as_done(compute, todo):
+        for case, found in as_done(compute, tuple(todo)):
             done[case] = found
             todo.remove(case)
-            tables = {name: [row for c in cases if c not in todo for row in done[c][name]] for name in names}
-            for name, rows in tables.items():
-                run.write_table(name, rows)
+            for name in names:
+                run.write_table(name, [row for c in cases if c not in todo for row in done[c][name]])
             advance(work(case), f"{STREAMS[case[0]]}, {METHODS[case[1]]}")
-    return tables or {name: [row for case in cases for row in done[case][name]] for name in names}
+    return {name: [row for case in cases for row in done[case][name]] for name in names}
 
 
 def _tune(settings: Stream, case: Case) -> Tables:
     """Return the errors of all cells with the seeds for tuning."""
-    tried = cells(settings, case[1])
-    found = _learned(settings, case, list(product(tried, TUNING)))
-    windows, diverged = (x.reshape(len(tried), len(TUNING), *x.shape[1:]) for x in found)
+    found = _learned(settings, case, cells(settings, case[1]), TUNING)
     rows = [
-        {**_head(case, cell), "error": geometric_mean(error(w)), "diverged": int(d.sum())}
-        for cell, w, d in zip(tried, windows, diverged, strict=True)
+        _head(case, cell) | {"error": geometric_mean(error(windows)), "diverged": int(diverged.sum())}
+        for cell, (windows, diverged) in found.items()
     ]
     return {"tuning": rows}
 
 
 def _evaluate(settings: Stream, tuned: Sequence[Row], case: Case) -> Tables:
-    """Return the errors with the chosen cells and the other seeds."""
+    """Return the errors of the chosen cells with the other seeds."""
     choices = choose(tuned, case)
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    found = _learned(settings, case, list(product(dict.fromkeys(choices.values()), seeds)))
-    by_cell = {
-        cell: Errors(*(x[i * len(seeds) : (i + 1) * len(seeds)] for x in found))
-        for i, cell in enumerate(dict.fromkeys(choices.values()))
-    }
+    found = _learned(settings, case, list(dict.fromkeys(choices.values())), seeds)
     tables: Tables = {"curves": [], "errors": []}
     for choice, cell in choices.items():
-        windows, diverged = by_cell[cell]
+        windows, diverged = found[cell]
         for seed, e, s, d in zip(seeds, error(windows), settled(windows), diverged, strict=True):
-            row = {**_head(case, cell), "choice": choice, "seed": seed}
+            row = _head(case, cell) | {"choice": choice, "seed": seed}
             tables["errors"].append(row | {"error": float(e), "settled": float(s), "diverged": int(d)})
         which = {"stream": case[0], "method": case[1], "choice": choice}
         tables["curves"] += [which | point for point in curve(windows, settings.samples)]
@@ -169,24 +153,26 @@ def _head(case: Case, cell: Cell) -> Row:
     return {"stream": case[0], "method": case[1], **cell._asdict()}
 
 
-def _learned(settings: Stream, case: Case, members: Sequence[Member]) -> Errors:
-    """Learn a stream with each cell and random seed, block by block."""
+def _learned(settings: Stream, case: Case, tried: Sequence[Cell], seeds: Sequence[int]) -> dict[Cell, Errors]:
+    """Learn a stream with each cell and each random seed, block by block; errors have an axis of seeds."""
     stream, method = case
-    data = {seed: make(stream, seed, settings.samples) for _, seed in members}
+    data = {seed: make(stream, seed, settings.samples) for seed in seeds}
+    members = list(product(tried, seeds))
     parts = [_block(settings.optimizer, method, data, block) for block in _blocks(members)]
     windows, diverged = (np.concatenate(x)[: len(members)] for x in zip(*parts, strict=True))
-    return Errors(windows, diverged)
+    by_cell = (x.reshape(len(tried), len(seeds), *x.shape[1:]) for x in (windows, diverged))
+    return {cell: Errors(*x) for cell, *x in zip(tried, *by_cell, strict=True)}
 
 
-def _blocks(members: Sequence[Member]) -> Iterable[Sequence[Member]]:
-    """Yield members in blocks of the same size; the last one is filled up with the first members."""
+def _blocks(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """Yield members in blocks of the same size; the last one is filled up with other members."""
     for start in range(0, len(members), BLOCK):
         yield [members[i % len(members)] for i in range(start, start + BLOCK)]
 
 
-def _block(optimizer: str, method: str, data: dict[int, Data], members: Sequence[Member]) -> Errors:
-    given, seeds = zip(*members, strict=True)
-    rates, betas = (np.array([x or BETA for x in each], np.float32) for each in zip(*given, strict=True))
+def _block(optimizer: str, method: str, data: Mapping[int, Data], members: Sequence[Member]) -> Errors:
+    tried, seeds = zip(*members, strict=True)
+    rates, betas = (np.array([x or BETA for x in each], np.float32) for each in zip(*tried, strict=True))
     streams = Data(*(np.stack(x) for x in zip(*(data[seed] for seed in seeds), strict=True)))
     found = learn(method, optimizer, streams, rates, betas, np.array(seeds))
-    return Errors(*map(np.asarray, jax.block_until_ready(found)))
+    return Errors(*map(np.asarray, found))
