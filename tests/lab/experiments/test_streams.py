@@ -13,6 +13,7 @@ import pytest
 
 from popart.lab.cli import main
 from popart.lab.experiments.streams import data
+from popart.lab.experiments.streams.analysis import estimate
 from popart.lab.experiments.streams.config import BETA, CAP, METHODS, QUICK, STREAMS, TUNING, WINDOWS, Stream
 from popart.lab.experiments.streams.data import Data, make
 from popart.lab.experiments.streams.learner import Errors, _network, learn
@@ -25,6 +26,9 @@ from tests.lab.processes import started
 
 pytestmark = pytest.mark.xdist_group("stream")
 
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "results" / "lab"
+PAGE = (ROOT / "docs" / "explanation" / "which-normalisation.md").read_text("utf-8")
 SAMPLES = 400
 SMALL = ["--samples", str(SAMPLES), "--seeds", "2", "--rates", "0.01", "0.03", "--betas", str(BETA)]
 THREE = ["--streams", "prices", "spikes", "--methods", "sgd", "once", "popart"]
@@ -300,3 +304,52 @@ def test_wrong_settings_are_named(
 def test_seeds_for_tuning_are_never_reported() -> None:
     last = replace(Stream(), seed=TUNING.start - 10)
     assert last.seed + last.seeds == TUNING.start
+
+
+def rows_of(run: str, stream: str, method: str, choice: str) -> list[dict[str, str]]:
+    key = stream, method, choice
+    rows = read_table(RESULTS / run / "errors.csv")
+    return [row for row in rows if (row["stream"], row["method"], row["choice"]) == key]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("run", "choice"), [("streams", "own"), ("streams", "steady"), ("streams-adam", "own")]
+)
+def test_the_tables_of_the_page_are_those_of_the_results(run: str, choice: str, method: str) -> None:
+    cells = []
+    for stream in STREAMS:
+        rows = rows_of(run, stream, method, choice)
+        assert {row["seed"] for row in rows} == set(map(str, range(10)))
+        diverged = sum(int(row["diverged"]) for row in rows)
+        words = f", {diverged} of 10 diverged" if diverged else ""
+        cells.append(f"{estimate(rows).value:.2g}{words}")
+    assert f"| {METHODS[method]} | {' | '.join(cells)} |" in PAGE
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_is_a_straw_man_on_the_steady_stream(method: str) -> None:
+    plain, mine = (estimate(rows_of("streams", "steady", m, "own")).value for m in ("sgd", method))
+    assert mine <= 1.25 * plain
+
+
+@pytest.mark.parametrize(
+    ("stream", "better", "worse"),
+    [
+        ("sensors", "popart_limited", "adaptive_bins"),
+        ("sensors", "adaptive_bins", "art"),
+        ("sensors", "art", "popart"),
+        ("drift", "art", "popart"),
+        ("tails", "hl_gauss", "popart"),
+        ("spikes", "hl_gauss", "popart"),
+        ("spikes", "popart", "art"),
+        ("turns", "hl_gauss", "popart"),
+        ("turns", "popart", "art"),
+        ("prices", "popart", "hl_gauss"),
+    ],
+)
+def test_methods_that_the_page_calls_better_have_intervals_below_the_others(
+    stream: str, better: str, worse: str
+) -> None:
+    low, high = (estimate(rows_of("streams", stream, method, "own")) for method in (better, worse))
+    assert low.high < high.low

@@ -46,7 +46,7 @@ def _finish(axes: Axes) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, min(CAP * 0.99, high))
     axes.set_xlim(left=0)
-    axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 50 else (1,)))
+    axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
