@@ -92,12 +92,18 @@ class RegressionSettings(Struct):
     betas: list[float]
 
 
+class StreamSettings(Struct):
+    streams: list[Name]
+    methods: list[Name]
+
+
 SETTINGS: dict[str, type[Struct]] = {
     "train": TrainSettings,
     "evaluate": EvaluateSettings,
     "scale": ScaleSettings,
     "norms": NormsSettings,
     "regression": RegressionSettings,
+    "stream": StreamSettings,
 }
 """Settings that an analysis needs, for each experiment."""
 
@@ -212,6 +218,36 @@ class Scores(Struct):
     popart: float = field(name="with Pop-Art")
 
 
+class StreamTuning(Struct):
+    stream: str
+    method: str
+    rate: float
+    beta: float | None
+    error: float
+    diverged: Count
+
+
+class StreamErrors(Struct):
+    stream: str
+    method: str
+    choice: Literal["steady", "own"]
+    rate: float
+    beta: float | None
+    error: float
+    settled: float
+    diverged: Count
+
+
+class StreamCurves(Struct):
+    stream: str
+    method: str
+    choice: Literal["steady", "own"]
+    sample: float
+    error: float
+    low: float
+    high: float
+
+
 TABLES: dict[str, dict[str, type[Struct]]] = {
     "train": {"metrics": Metrics, "evaluations": Evaluations},
     "evaluate": {"episodes": Episodes},
@@ -219,6 +255,7 @@ TABLES: dict[str, dict[str, type[Struct]]] = {
     "norms": {"gradients": Gradients},
     "regression": {"grid": Cells, "curves": Curves, "paper_curves": PaperCurves, "intervals": Intervals},
     "histograms": {"variances": Variances, "examples": Examples, "densities": Densities},
+    "stream": {"tuning": StreamTuning, "errors": StreamErrors, "curves": StreamCurves},
     "paper": {"scores": Scores},
 }
 """Rows of the tables that are read by a program, for each experiment. Other tables are only shown."""

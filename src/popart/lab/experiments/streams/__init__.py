@@ -1,0 +1,1 @@
+"""Running regression on targets whose size changes, with every normalisation."""
