@@ -2,8 +2,8 @@
 
 One process trains a fleet undisturbed for a quarter of the time, to see whether memory or open files grow.
 Then a shorter fleet is trained once undisturbed, and after that again and again in processes that get a
-SIGKILL, SIGTERM, SIGINT or SIGHUP after a random time, each of which the next process resumes. The tables of
-every round are compared with those of the undisturbed fleet.
+SIGKILL, SIGTERM, SIGINT or SIGHUP after a random CPU time, each of which the next process resumes. The tables
+of every round are compared with those of the undisturbed fleet.
 
 Samples are appended to the CSV file as they are taken, and the summary is replaced after every process, so
 that a kill of this program loses nothing. What a process printed before an unexpected end, and the folder of
@@ -42,7 +42,7 @@ EVERY = 1.0
 ENDLESS = 10**9
 """Frames of the fleet that is watched for growth; time ends it."""
 
-COLUMNS = ("seconds", "process", "age", "megabytes", "files", "threads")
+COLUMNS = ("seconds", "process", "age", "megabytes", "files", "threads", "cpu")
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Soak:
 
     began: float = field(default_factory=time.monotonic)
     undisturbed: float = 0.0
-    """Seconds of the undisturbed fleet."""
+    """CPU seconds of the undisturbed fleet."""
 
     rounds: int = 0
     identical: int = 0
@@ -81,21 +81,31 @@ def train(soak: Soak, out: Path, options: argparse.Namespace, rng: random.Random
     while True:
         patience = soak.undisturbed * rng.uniform(*options.between) if rng else float("inf")
         number = rng.choice(SIGNALS) if rng else signal.SIGKILL
-        if run(soak, out, options, options.frames, patience, number):
+        if run(soak, out, options, options.frames, number, patience):
             return
 
 
 def run(
-    soak: Soak, out: Path, options: argparse.Namespace, frames: int, patience: float, number: int
+    soak: Soak,
+    out: Path,
+    options: argparse.Namespace,
+    frames: int,
+    number: int,
+    patience: float = float("inf"),
+    longest: float = float("inf"),
 ) -> bool:
-    """Train in one process, which gets a signal when patience ends; return whether it ended by itself."""
+    """Train in one process; return whether it ended by itself, without a signal.
+
+    It gets the signal after `patience` seconds of CPU time, which a busy machine does not shorten, or when it
+    is `longest` seconds old.
+    """
     name = signal.Signals(number).name
     soak.processes += 1
     words = ["train", "--game", options.game, "--seed", *map(str, range(options.members))]
     words += ["--frames", str(frames), "--checkpoint-every", "3", "--device", "cpu", "--out", str(out)]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen([sys.executable, "-c", COMMAND, *words], stdout=said, stderr=said)
-        killed = watch(soak, process, patience)
+        killed = watch(soak, process, patience, longest)
         if killed:
             process.send_signal(number)
             soak.signals[name] += 1
@@ -105,28 +115,30 @@ def run(
     expected = (-signal.SIGKILL if number == signal.SIGKILL else 130) if killed else 0
     soak.tracebacks += text.count(b"Traceback")
     if status not in (0, expected):
-        soak.other_statuses.append(f"{name if killed else 'no signal'} after {patience:.1f} s: {status}")
+        soak.other_statuses.append(
+            f"{name if killed else 'no signal'} after {patience:.1f} s of CPU time: {status}"
+        )
     if status not in (0, expected) or b"Traceback" in text:
         soak.path.with_suffix(f".{soak.processes}.log").write_bytes(text)
     publish(soak, options)
     return status == 0 or not killed
 
 
-def watch(soak: Soak, process: "subprocess.Popen[bytes]", patience: float) -> bool:
-    """Sample memory and files until the process ends, or patience does; return whether it still runs."""
+def watch(soak: Soak, process: "subprocess.Popen[bytes]", patience: float, longest: float) -> bool:
+    """Sample the process until it ends, or its CPU time exceeds patience; return whether it still runs."""
     began, watched = time.monotonic(), psutil.Process(process.pid)
     while process.poll() is None:
-        age = time.monotonic() - began
-        if age > patience:
-            return True
         try:
             with watched.oneshot():
                 row = {"megabytes": watched.memory_info().rss / 1e6, "files": watched.num_fds()}
-                row["threads"] = watched.num_threads()
+                row |= {"threads": watched.num_threads(), "cpu": sum(watched.cpu_times()[:2])}
         except psutil.Error:
             break
+        age = time.monotonic() - began
         soak.add({"seconds": soak.seconds, "process": soak.processes, "age": age} | row)
-        time.sleep(min(EVERY, patience))
+        if row["cpu"] > patience or age > longest:
+            return True
+        time.sleep(EVERY)
     return False
 
 
@@ -182,7 +194,7 @@ def main() -> None:
     parser.add_argument("--game", default="catch")
     parser.add_argument("--members", type=int, default=3)
     parser.add_argument("--frames", type=int, default=100_000, help="frames of the fleet that is killed")
-    between = "time until a signal, as parts of the undisturbed fleet's time"
+    between = "CPU time until a signal, as parts of the undisturbed fleet's"
     parser.add_argument("--between", type=float, nargs=2, default=(0.05, 0.8), help=between)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--path", type=Path, default=Path("results/soak.csv"))
@@ -193,10 +205,9 @@ def main() -> None:
     options.path.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
     soak, rng = Soak(options.path), random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
-        run(soak, Path(folder) / "long", options, ENDLESS, 60 * options.minutes / 4, signal.SIGTERM)
-        began = soak.seconds
+        run(soak, Path(folder) / "long", options, ENDLESS, signal.SIGTERM, longest=60 * options.minutes / 4)
         train(soak, Path(folder) / "undisturbed", options, None)
-        soak.undisturbed = soak.seconds - began
+        soak.undisturbed = soak.samples[-1]["cpu"]
         expected = tables(Path(folder) / "undisturbed")
         assert len(expected) == 2 * options.members, "the undisturbed fleet did not finish"
         while soak.seconds < 60 * options.minutes:
