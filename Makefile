@@ -34,10 +34,10 @@ bench: $(VENV)/.dev ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.sklearn_regressor
 	$(VENV)/bin/python -m benchmarks.agents
 
-docs: $(VENV)/.docs ## the documentation, in site/
+docs: $(VENV)/.dev ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-tutorial: $(VENV)/.docs ## run the tutorial, and write its page with what it prints and draws
+tutorial: $(VENV)/.dev ## run the tutorial, and write its page with what it prints and draws
 	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/build_tutorial.py
 
 clean:
@@ -46,19 +46,29 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-requirements: $(VENV)/.dev ## the hashes of what `make reproduce` installs, after a change of constraints.txt
-	$(PIP) install uv
-	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-annotate \
-		--no-header --no-emit-index-url --no-emit-find-links --extra lab pyproject.toml requirements/lab.in \
-		--output-file requirements/lab.txt
+COMPILE = $(VENV)/bin/uv pip compile --universal --generate-hashes --no-strip-extras --no-annotate --no-header \
+	--no-emit-index-url --no-emit-find-links pyproject.toml
 
-# The laboratory is installed from files whose hashes are known, and the package is built without a download.
+requirements: $(VENV)/bin/python ## the hashes of what is installed, after a change of constraints.txt or an extra
+	$(PIP) install --constraint constraints.txt uv
+	echo torch > $(VENV)/excluded.txt
+	$(COMPILE) --python-version 3.11 --extra lab requirements/lab.in --output-file requirements/lab.txt
+	$(COMPILE) --python-version 3.11.5 --extra dev requirements/dev.in --output-file requirements/dev.txt \
+		--excludes $(VENV)/excluded.txt
+
+# What is installed comes from files whose hashes are known, and the package is built without a download.
+HASHED = $(PIP) install --require-hashes --only-binary :all: --requirement
+PACKAGE = $(PIP) install --no-deps --no-build-isolation --editable .
+
 $(VENV)/.lab: pyproject.toml requirements/lab.txt | $(VENV)/bin/python
-	$(PIP) install --require-hashes --requirement requirements/lab.txt
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(HASHED) requirements/lab.txt
+	$(PACKAGE)
 	@touch $@
 
-# One environment for all: an extra is installed when a target first asks for it.
-$(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) install --constraint constraints.txt --editable ".[$*]"
+# PyTorch has no hash: its builds for CPUs and GPUs, of which pip chooses one, are different files of one version.
+$(VENV)/.dev: pyproject.toml constraints.txt requirements/dev.txt | $(VENV)/bin/python
+	$(HASHED) requirements/dev.txt --no-deps
+	$(PIP) install --constraint constraints.txt torch
+	$(PACKAGE)
+	$(PIP) check
 	@touch $@

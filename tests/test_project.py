@@ -48,30 +48,10 @@ def test_a_change_is_checked_with_the_documentation_and_slow_tests() -> None:
     assert {"lint", "types", "docs", "test"} <= set(check.split())
 
 
-def test_what_reproduce_installs_is_pinned_with_hashes() -> None:
-    """To the versions of the constraints, and by the Makefile."""
-
-    def pins(path: str) -> dict[str, str]:
-        lines = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([\w.]+)(?! *; *sys_platform == 'win32')",
-                           (ROOT / path).read_text("utf-8"), re.MULTILINE)  # fmt: skip
-        return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in lines}
-
-    text = (ROOT / "requirements" / "lab.txt").read_text("utf-8")
-    blocks = re.split(r"\n(?=\S)", text.strip())
-    assert all("--hash=sha256:" in block for block in blocks)
-    assert not re.search("https?:|file:|--index|--find-links", text)
-    pinned, constraints = pins("requirements/lab.txt"), pins("constraints.txt")
-    assert len(pinned) > 50
-    assert {"jax", "numpy", "msgspec", "hatchling"} <= set(pinned)
-    windows = {"nest-asyncio", "colorama"}
-    assert {name: v for name, v in pinned.items() if constraints.get(name) != v and name not in windows} == {}
-    assert "--require-hashes --requirement requirements/lab.txt" in (ROOT / "Makefile").read_text("utf-8")
-
-
 def test_known_vulnerabilities_are_looked_for_every_week() -> None:
     text = (ROOT / ".github" / "workflows" / "audit.yml").read_text("utf-8")
     assert yaml.safe_load(text)[True]["schedule"]  # YAML 1.1 reads `on` as true
-    for path in ("constraints.txt", "requirements/lab.txt"):
+    for path in ("constraints.txt", "requirements/lab.txt", "requirements/dev.txt"):
         assert re.search(rf"pip-audit .*--requirement {path}", text)
         assert (ROOT / path).exists()
 

@@ -205,6 +205,36 @@ def hears(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
+ENDINGS = {
+    "atexit": "atexit.register(wait)",
+    "unloading": "class Last:\n    def __del__(self, wait=wait): wait()\nlast = Last()",
+}
+"""Moments at which Python ends: Python's handlers of signals are still there, or gone."""
+
+
+@pytest.mark.parametrize("moment", ENDINGS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_work_is_done_does_not_change_the_exit_status(
+    moment: str, number: signal.Signals
+) -> None:
+    code = f"""
+import atexit, os, popart_command
+def wait(read=os.read, write=os.write):
+    write(1, b"ending\\n")
+    read(0, 1)
+{ENDINGS[moment]}
+popart_command.main()
+"""
+    words = [sys.executable, "-c", code, "--version"]
+    with subprocess.Popen(words, stdin=-1, stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != b"ending\n":
+            assert process.poll() is None
+        process.send_signal(number)
+        _, said = process.communicate(b"\n")
+    assert (process.returncode, said) == (0, b"")
+
+
 def test_something_is_said_while_the_program_is_loaded(tmp_path: Path) -> None:
     """And what is waited for."""
     said = popart(*CATCH, "--frames", "1", "--out", str(tmp_path / "run"), check=0).stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from popart.lab.analysis import Page
 from popart.lab.cli import main
 from popart.lab.experiments.atari_scores import analysis
 from popart.lab.files import read_table
@@ -23,7 +24,7 @@ def paper(tmp_path: Path) -> Path:
 
 
 def without_times(manifest: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in manifest.items() if name not in ("shown", "findings")}
+    return {name: value for name, value in manifest.items() if name not in ("shown", "findings", "read")}
 
 
 @pytest.mark.parametrize("folder", FINISHED, ids=str)
@@ -75,6 +76,23 @@ def test_runs_that_cannot_be_drawn_are_refused(paper: Path, capsys: pytest.Captu
     (paper / "manifest.json").write_text(json.dumps(manifest), "utf-8")
     (paper / "scores.csv").unlink()
     refuses(capsys, paper, "has no scores.csv")
+
+
+def test_an_error_of_the_analysis_itself_is_not_taken_for_damage(
+    paper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tables are those that were analysed before; after a change of one, they may be the reason."""
+    main(["plot", str(paper)])
+
+    def wrong(page: Page) -> None:
+        page.needed_table("scores")[0]["no such column"]
+
+    monkeypatch.setattr(analysis, "analyse", wrong)
+    with pytest.raises(KeyError, match="no such column"):
+        main(["plot", str(paper)])
+    path = paper / "scores.csv"
+    path.write_text("\n".join(path.read_text("utf-8").splitlines()[:-1]) + "\n", "utf-8")
+    refuses(capsys, paper, "do not fit together (KeyError: 'no such column')")
 
 
 def test_several_runs_are_drawn_and_their_paths_printed(

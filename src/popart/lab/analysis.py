@@ -5,13 +5,15 @@ finished run. Figures and captions of a run and those redrawn later come from th
 """
 
 import importlib
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popart.lab.checks import LabError
-from popart.lab.files import read_table, write_atomically, write_table
+from popart.lab.files import read_file, read_table, write_atomically, write_table
 from popart.lab.manifest import MANIFEST, read_manifest
 from popart.lab.schemas import SETTINGS, check, table_schema
 
@@ -63,13 +65,20 @@ class Page:
         self.settings: dict[str, Any] = manifest["settings"]
         if schema := SETTINGS.get(self.experiment):
             check(self.settings, schema, f"{folder / MANIFEST}, settings,")
+        self.read = {MANIFEST: zlib.crc32(json.dumps(self.settings, sort_keys=True).encode())}
+        """Checksums of the settings and of all tables that were read."""
+
         self._shown: list[Shown] = []
         self._findings: list[Finding] = []
 
     def table(self, name: str) -> list[dict[str, str]]:
         """Read the rows of NAME.csv; none if the run has no such table."""
         path = self.folder / f"{name}.csv"
-        return read_table(path, table_schema(self.experiment, name)) if path.exists() else []
+        if not path.exists():
+            return []
+        rows = read_table(path, table_schema(self.experiment, name))
+        self.read[path.name] = zlib.crc32(read_file(path))
+        return rows
 
     def needed_table(self, name: str) -> list[dict[str, str]]:
         """Read the rows of NAME.csv; an error if the run has no such table."""
@@ -104,16 +113,15 @@ class Page:
         """Record a claim of the paper beside the result of this run."""
         self._findings.append(Finding(claim, paper, here, bool(agrees)))
 
-    def results(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the entries of the manifest about figures, tables and findings."""
+    def results(self) -> dict[str, Any]:
+        """Return the entries of the manifest about what was read, and figures, tables and findings."""
         shown, findings = (list(map(asdict, some)) for some in (self._shown, self._findings))
-        return {"shown": shown, "findings": findings}
+        return {"shown": shown, "findings": findings, "read": self.read}
 
 
-def analyse(folder: Path) -> Page:
+def analyse(page: Page) -> Page:
     """Draw, tabulate and find what the tables of a run show."""
-    page = Page(folder)
     if page.experiment not in ANALYSES:
-        raise LabError(f"{folder} is a run of {page.experiment!r}, which has no analysis")
+        raise LabError(f"{page.folder} is a run of {page.experiment!r}, which has no analysis")
     importlib.import_module(ANALYSES[page.experiment]).analyse(page)
     return page

@@ -31,17 +31,24 @@ class Plot:
 
 
 def redraw(folder: Path) -> None:
-    """Analyse the tables of a finished run again."""
-    from popart.lab.analysis import analyse
+    """Analyse the tables of a finished run again.
+
+    Tables that were changed may not fit together any more: that is said in one line. If the analysis has done
+    with the same tables before, an error is its own, and is raised as it is.
+    """
+    from popart.lab.analysis import Page, analyse
     from popart.lab.files import REPAIR
     from popart.lab.manifest import own_command, read_manifest, update_manifest
 
     manifest = read_manifest(folder)
     if manifest["finished"] is None:
         raise LabError(f"{folder} is not finished; finish it first with: {own_command(folder, manifest)}")
+    page = Page(folder)
     try:
-        results = analyse(folder).results()
+        results = analyse(page).results()
     except (KeyError, ValueError, IndexError, ZeroDivisionError, OverflowError) as error:
+        if page.read.items() <= manifest.get("read", {}).items():
+            raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise LabError(f"the tables of {folder} do not fit together ({reason}); {REPAIR}") from error
     update_manifest(folder, **results)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import filelock
 
-from popart.lab.analysis import analyse
+from popart.lab.analysis import Page, analyse
 from popart.lab.checks import LabError
 from popart.lab.files import check_no_links, read_table, write_atomically, write_table
 from popart.lab.manifest import (
@@ -218,7 +218,7 @@ class Run:
 
     def finish(self) -> None:
         """Analyse the tables of the run, and mark it as finished."""
-        self._manifest.update(analyse(self.folder).results(), finished=now())
+        self._manifest.update(analyse(Page(self.folder)).results(), finished=now())
         self._write_manifest()
 
     def _write_manifest(self) -> None:

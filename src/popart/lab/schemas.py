@@ -52,6 +52,7 @@ class Manifest(Struct):
     diverged: Text | None = None
     shown: list[Shown] = []
     findings: list[Finding] = []
+    read: dict[Text, int] = {}
 
 
 class TrainSettings(Struct):

@@ -73,13 +73,25 @@ class _Listener:
             _tell(b"\npopart: Saving ... Press Ctrl-C again to stop without saving.\n")
             return
         try:
-            self.clean_up()
+            for do in (*_last_acts, self.clean_up):
+                do()
         finally:
             _tell((SHOW_CURSOR if os.isatty(2) else b"") + f"\npopart: {self.message}\n".encode())
             os._exit(STATUS)
 
 
 _listener: _Listener | None = None
+_last_acts: list[Callable[[], None]] = []
+
+
+@contextmanager
+def before_leaving(do: Callable[[], None]) -> Iterator[None]:
+    """Do something, in the thread that hears signals, before a signal ends the command at once."""
+    _last_acts.append(do)
+    try:
+        yield
+    finally:
+        _last_acts.remove(do)
 
 
 @contextmanager

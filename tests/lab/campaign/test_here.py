@@ -10,8 +10,10 @@ import psutil
 import pytest
 
 from popart.lab.campaign import records
+from popart.lab.campaign.config import Start
 from popart.lab.campaign.folder import Folder
-from popart.lab.campaign.run import Queue
+from popart.lab.campaign.run import Queue, opened
+from popart.lab.campaign.status import table
 from popart.lab.campaign.work import Result, attempt
 from tests.backends import sharing_what_is_compiled
 from tests.lab.campaign.examples import (
@@ -87,6 +89,25 @@ def test_a_fleet_that_another_process_trains_is_left_to_it(undisturbed: Path, tm
     assert result.status == "busy"
     assert record is not None
     assert record.pid != os.getpid()
+
+
+def test_a_worker_that_is_interrupted_before_it_trains_is_shown_as_stopped(tmp_path: Path) -> None:
+    """And that is not a failure for the next attempt."""
+    out = tmp_path / "runs"
+    opened(Start(games=("catch",), agents=("popart",), seeds=1, frames=10**8, out=out))
+    worker = subprocess.Popen(
+        popart("campaign", "work", str(out), "--fleet", "1"),
+        env=sharing_what_is_compiled(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: records.read(out / RUNS[0]), worker)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(LIMIT) == 130
+    assert records.turns(out / RUNS[0]) == 0, "it was interrupted too late to show anything"
+    assert [row.state for row in table(Folder.read(out))] == ["stopped"]
+    records.begin(out / RUNS[0])
+    assert not any(failures(out).values())
 
 
 def copied(undisturbed: Path, tmp_path: Path) -> Path:

@@ -27,6 +27,7 @@ from tests.lab.campaign.examples import (
     finished,
     is_finished,
     resumed,
+    said,
     saved,
     started,
     wait_until,
@@ -175,6 +176,22 @@ def test_a_full_disk_on_one_node_is_named_and_the_fleet_trains_elsewhere(
     assert "could not be written" in text
     assert sorted(attempts(out).values()) in ([1, 1, 2], [1, 2, 2])
     assert any("could not be written" in reason for reasons in failures(out).values() for reason in reasons)
+    assert_same(out, undisturbed)
+
+
+def test_a_driver_says_once_what_no_node_has_and_continues_when_one_comes(
+    machines: Machines, undisturbed: Path, tmp_path: Path
+) -> None:
+    for node in list(machines.nodes):
+        machines.kill(node)
+    out = tmp_path / "runs"
+    with started(out, "--ray", machines.address) as driver:
+        wait_until(lambda: "no node of the cluster" in said(out).read_text("utf-8"), driver)
+        with machines.further():
+            text = " ".join(finished(driver, out).split())
+    assert text.count("no node of the cluster") == 1
+    host = os.uname().nodename
+    assert f"no node of the cluster has 1 CPU, which a fleet needs; there are {host}: 0 CPU." in text
     assert_same(out, undisturbed)
 
 

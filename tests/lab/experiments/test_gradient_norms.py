@@ -122,6 +122,13 @@ def test_agreement_needs_the_whole_interval_of_pop_art_below_that_of_clipping(tm
     assert not reverse[0]["agrees"]
 
 
+def test_fewer_than_five_games_are_not_compared_with_the_paper(tmp_path: Path) -> None:
+    """Neither in orders of magnitude nor with the range from 1 to 20, within which all of these are."""
+    sizes = {"clipped": 1.0, "popart": 0.1}
+    four, five = (analysed(tmp_path / str(games), sizes, games)["findings"] for games in (4, 5))
+    assert (len(four), len(five)) == (0, 2)
+
+
 def test_norms_are_those_of_the_summed_gradient(tmp_path: Path) -> None:
     manifest = analysed(tmp_path / "run", {"popart": 0.1}, games=5)
     mean = float(read_table(tmp_path / "run" / "gradients.csv")[0]["gradient_norm"])

@@ -20,6 +20,7 @@ from popart.lab.campaign.folder import Folder, is_finished
 from popart.lab.campaign.versions import VersionsError
 from popart.lab.checks import LabError
 from popart.lab.runs import InUseError
+from popart.lab.stops import before_leaving
 from popart.lab.train.config import Member
 
 Status = Literal["finished", "again", "busy", "failed", "refused"]
@@ -104,17 +105,21 @@ def _trained(campaign: Folder, number: int, members: list[Member], left: list[Me
         with suppress(LabError):  # of a full disk; the failure itself is reported in another way
             records.end(folders[name], "failed", reason)
 
-    try:
-        from popart.lab.machine import use_device
-        from popart.lab.train.run import train
-
-        use_cache(campaign.path)
-        use_device(members[0].device)
-        return train(members, f"fleet {number}", campaign.command, note)
-    except (KeyboardInterrupt, InUseError):
+    def interrupted() -> None:
         for name in folders.keys() - failed:
             with suppress(LabError):
                 records.end(folders[name], "interrupted")
+
+    try:
+        with before_leaving(interrupted):  # a signal ends the process at once until it has something to save
+            from popart.lab.machine import use_device
+            from popart.lab.train.run import train
+
+            use_cache(campaign.path)
+            use_device(members[0].device)
+            return train(members, f"fleet {number}", campaign.command, note)
+    except (KeyboardInterrupt, InUseError):
+        interrupted()
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ another version of popart can say so, even if that has no campaigns.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from popart.lab.campaign.config import Start
@@ -15,9 +15,13 @@ from popart.lab.campaign.folder import NAME, Folder
 from popart.lab.campaign.versions import check_versions
 from popart.lab.campaign.work import Result
 from popart.lab.checks import LabError
+from popart.lab.console import say
 
 PATIENCE = 300.0
 """Seconds in which interrupted tasks may save."""
+
+UNEXPLAINED = 10.0
+"""Seconds after which a driver says that no node has what its fleets need."""
 
 PROBED = 120.0
 """Seconds in which a node must say which versions it has."""
@@ -39,6 +43,7 @@ class RayEngine:
             max_calls=1,  # a process for each fleet: its memory is free afterwards
         )(_task())
         self._fleets: dict[Any, int] = {}
+        self._without = Absence(self._needs)
 
     def _checked(self, campaign: Folder) -> list[str]:
         """Ask each node for its versions, and whether it sees the campaign; return the nodes' identifiers."""
@@ -88,17 +93,13 @@ class RayEngine:
 
     def _alive(self, needs: Mapping[str, int] | None = None) -> list[str]:
         """Return the nodes that live and, busy or not, have the resources that a task needs."""
-        return [
-            node["NodeID"]
-            for node in self._ray.nodes()
-            if node["Alive"]
-            and all(node["Resources"].get(name, 0) >= number for name, number in (needs or {}).items())
-        ]
+        return [node["NodeID"] for node in self._ray.nodes() if node["Alive"] and _has(node, needs or {})]
 
     def wait(self, seconds: float) -> Iterable[tuple[int, Result]]:
         if not self._fleets:
             time.sleep(seconds)
             return []
+        self._without.look(self._ray.nodes())
         ready, _ = self._ray.wait(list(self._fleets), num_returns=1, timeout=seconds)
         return [(self._fleets.pop(task), self._result(task)) for task in ready]
 
@@ -116,6 +117,31 @@ class RayEngine:
         if tasks:
             self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)
         self._ray.shutdown()
+
+
+class Absence:
+    """Says once, after some seconds, that no node has what a task needs. A cluster may still get one."""
+
+    def __init__(self, needs: Mapping[str, int]) -> None:
+        self._needs, self._since, self._told = needs, time.monotonic(), False
+
+    def look(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        alive = [node for node in nodes if node["Alive"]]
+        if any(_has(node, self._needs) for node in alive):
+            self._since, self._told = time.monotonic(), False
+        elif not self._told and time.monotonic() - self._since > UNEXPLAINED:
+            there = "; ".join(f"{node['NodeManagerHostname']}: {self._of(node)}" for node in alive)
+            needed = self._of({"Resources": self._needs})
+            say(f"no node of the cluster has {needed}, which a fleet needs; there are {there}. Waiting ...")
+            self._told = True
+
+    def _of(self, node: Mapping[str, Any]) -> str:
+        return ", ".join(f"{node['Resources'].get(name, 0):g} {name}" for name, n in self._needs.items() if n)
+
+
+def _has(node: Mapping[str, Any], needs: Mapping[str, int]) -> bool:
+    """Return whether a node, busy or not, has resources."""
+    return all(node["Resources"].get(name, 0) >= number for name, number in needs.items())
 
 
 def connect(address: str) -> Any:
