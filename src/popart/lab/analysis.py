@@ -23,6 +23,7 @@ ANALYSES = {
     "regression": "popart.lab.experiments.regression.analysis",
     "histograms": "popart.lab.experiments.histograms.analysis",
     "scale": "popart.lab.experiments.reward_scale.analysis",
+    "tasks": "popart.lab.experiments.several_games.analysis",
     "norms": "popart.lab.experiments.gradient_norms.analysis",
     "train": "popart.lab.train.analysis",
     "evaluate": "popart.lab.play.analysis",

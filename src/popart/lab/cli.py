@@ -18,6 +18,7 @@ COMMANDS = {
     "regression": "popart.lab.experiments.regression.config:Regression",
     "histograms": "popart.lab.experiments.histograms.config:Histograms",
     "scale": "popart.lab.experiments.reward_scale.config:Scale",
+    "tasks": "popart.lab.experiments.several_games.config:Tasks",
     "train": "popart.lab.train.config:Train",
     "evaluate": "popart.lab.play.config:Evaluate",
     "watch": "popart.lab.play.config:Watch",

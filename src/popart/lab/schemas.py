@@ -15,6 +15,8 @@ Name = Annotated[str, Meta(pattern=r"^\w[\w-]{0,99}\Z")]
 Text = Annotated[str, Meta(max_length=20_000)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Agent = Literal["clipped", "unclipped", "popart"]
+Game = Literal["cartpole", "catch", "breakout", "space_invaders", "asterix", "freeway"]
+TasksMethod = Literal["unclipped", "clipped", "symlog", "vecnormalize", "art", "one_statistic", "popart"]
 Scalar = str | int | float | bool | None
 
 
@@ -70,7 +72,7 @@ class EvaluateSettings(Struct):
 class ScaleSettings(Struct):
     """Methods were called agents in earlier versions."""
 
-    games: list[Literal["cartpole", "catch", "breakout", "space_invaders", "asterix", "freeway"]]
+    games: list[Game]
     scales: list[float]
     methods: list[Name] = []
     agents: list[Agent] = []
@@ -78,6 +80,16 @@ class ScaleSettings(Struct):
     def __post_init__(self) -> None:
         if not self.methods and not self.agents:
             raise ValueError("Object missing required field `methods`")
+
+
+class TasksSettings(Struct):
+    games: list[Game]
+    scales: list[float]
+    methods: list[TasksMethod]
+
+    def __post_init__(self) -> None:
+        if len(self.scales) != len(self.games):
+            raise ValueError("Object has another number of `scales` than of `games`")
 
 
 class NormsSettings(Struct):
@@ -95,6 +107,7 @@ SETTINGS: dict[str, type[Struct]] = {
     "train": TrainSettings,
     "evaluate": EvaluateSettings,
     "scale": ScaleSettings,
+    "tasks": TasksSettings,
     "norms": NormsSettings,
     "regression": RegressionSettings,
 }
@@ -135,6 +148,13 @@ class Returns(Struct):
     def __post_init__(self) -> None:
         if self.method is None and self.agent is None:
             raise ValueError("Object missing required field `method`")
+
+
+class TaskReturns(Struct):
+    game: str
+    method: str
+    seed: Count
+    value: float = field(name="return")
 
 
 class Gradients(Struct):
@@ -209,6 +229,7 @@ TABLES: dict[str, dict[str, type[Struct]]] = {
     "train": {"metrics": Metrics, "evaluations": Evaluations},
     "evaluate": {"episodes": Episodes},
     "scale": {"returns": Returns},
+    "tasks": {"returns": TaskReturns},
     "norms": {"gradients": Gradients},
     "regression": {"grid": Cells, "curves": Curves, "paper_curves": PaperCurves, "intervals": Intervals},
     "histograms": {"variances": Variances, "examples": Examples, "densities": Densities},

@@ -1,0 +1,155 @@
+"""Train one network per method and seed on all games, and references on each game alone."""
+
+import math
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from popart.lab.budget import announce, check_memory
+from popart.lab.dqn.tasks import config_of_tasks
+from popart.lab.envs.small import Game
+from popart.lab.experiments.several_games.config import GAMES, LABELS, Tasks
+from popart.lab.experiments.several_games.training import (
+    Training,
+    advance,
+    evaluate,
+    init,
+)
+from popart.lab.lanes import mapped
+from popart.lab.machine import as_done, cores
+from popart.lab.progress import progress
+from popart.lab.runs import Run
+
+LAST, EVALUATIONS, EPISODES = 0.2, 5, 8
+"""Evaluations, equally spaced over the last part of training, with some episodes of each game."""
+
+BYTES_PER_NUMBER, BYTES_PER_AGENT = 4, 3e7
+"""Memory of an agent: its replay buffers have all of its observations."""
+
+STEPS_PER_SECOND = 20_000
+"""Steps of one game per second and core, measured on two cores with the default settings."""
+
+
+class Case(NamedTuple):
+    """A network to train, with all random seeds that are trained together."""
+
+    method: str
+    games: tuple[str, ...]
+    scales: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+
+Row = dict[str, Any]
+
+
+def run(settings: Tasks) -> Path:
+    budget = _check_budget(settings)
+    with Run("tasks", "Several games of different size with one network", settings) as run:
+        if not run.finished:
+            announce(*budget)
+            _write_returns(run, settings)
+            run.finish()
+    return run.folder
+
+
+def cases_of(settings: Tasks) -> list[Case]:
+    """Return all networks to train: seed by seed on a CPU, which keeps weights in its cache, else together.
+
+    Programs that are the same are far apart, so that no two threads compile the same one.
+    """
+    all_ = tuple(range(settings.seed, settings.seed + settings.seeds))
+    together = [(seed,) for seed in all_] if jax.default_backend() == "cpu" else [all_]
+    shared = [(method, settings.games, settings.scales) for method in settings.methods]
+    single = [
+        (method, (game,), (scale,))
+        for method, (game, scale) in product(
+            ("alone", "random"), zip(settings.games, settings.scales, strict=True)
+        )
+    ]
+    return [Case(*what, seeds) for seeds in together for what in (*shared, *single)]
+
+
+def _check_budget(settings: Tasks) -> tuple[float, float]:
+    """Refuse what cannot fit, and return seconds and bytes: a core trains one network on all games."""
+    numbers = sum(math.prod(Game(GAMES[game].name).shape) + 5 for game in settings.games)
+    bytes_each = settings.steps * numbers * BYTES_PER_NUMBER + BYTES_PER_AGENT
+    on_cpu = jax.default_backend() == "cpu"
+    agents = cores() if on_cpu else settings.seeds * cores()
+    bytes_needed = agents * bytes_each
+    check_memory("steps", settings.steps, bytes_needed / settings.steps)
+    steps = settings.steps * len(settings.games) * settings.seeds * (len(settings.methods) + 1)
+    return steps / STEPS_PER_SECOND / cores(), bytes_needed
+
+
+def _write_returns(run: Run, settings: Tasks) -> None:
+    """Train every network; those that an interrupted run has trained are read."""
+    cases = cases_of(settings)
+    names = {
+        (case.method, game, str(seed)): case
+        for case in cases
+        for game, seed in product(case.games, case.seeds)
+    }
+    done: dict[Case, list[Row]] = {case: [] for case in cases}
+    for row in run.read_table("returns"):
+        done[names[row["method"], row["game"], row["seed"]]].append(dict(row))
+    work = {case: _work(settings, case) for case in cases}
+    before = sum(work[case] for case in cases if done[case])
+    with progress("tasks", sum(work.values()), "steps", before) as advanced:
+        for case, found in as_done(partial(_rows, settings), [case for case in cases if not done[case]]):
+            done[case] = found
+            run.write_table("returns", [row for case in cases for row in done[case]])
+            what = f"{GAMES[case.games[0]].label}, " if len(case.games) == 1 else ""
+            advanced(work[case], f"{what}{LABELS[case.method]}")
+
+
+def _work(settings: Tasks, case: Case) -> int:
+    return 0 if case.method == "random" else settings.steps * len(case.games) * len(case.seeds)
+
+
+def _rows(settings: Tasks, case: Case) -> list[Row]:
+    steps = 0 if case.method == "random" else settings.steps
+    method = "popart" if case.method in ("alone", "random") else case.method
+    found = train(method, case.games, steps, jnp.array(case.scales), jnp.array(case.seeds))
+    return [
+        {"game": game, "scale": scale, "method": case.method, "seed": seed, "return": value}
+        for seed, values in zip(case.seeds, np.asarray(found).tolist(), strict=True)
+        for game, scale, value in zip(case.games, case.scales, values, strict=True)
+    ]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def train(method: str, names: tuple[str, ...], steps: int, scales: jax.Array, seeds: jax.Array) -> jax.Array:
+    """Return the mean scores at the end of training, (seeds, games), in the games' own units.
+
+    Without training, with 0 steps, they are those of random play.
+    """
+    games, config = tuple(Game(GAMES[name].name) for name in names), config_of_tasks(method, len(names))
+    training = Training(steps)
+    epsilon = training.schedule.epsilon if steps else 1.0
+
+    def scores(state: Any, key: jax.Array) -> jax.Array:
+        keys = jax.random.split(key, len(games))
+        params = state.learner.params
+        return jnp.stack(
+            [evaluate(games, task, params, epsilon, EPISODES, keys[task]) for task in range(len(games))]
+        )
+
+    def part(state: Any, x: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        """Train for a number of rounds, and evaluate."""
+        rounds, key = x
+        state = jax.lax.fori_loop(0, rounds, lambda _, s: advance(training, config, games, scales, s), state)
+        return state, scores(state, key)
+
+    def one(seed: jax.Array) -> jax.Array:
+        key, playing = jax.random.split(jax.random.key(seed))
+        last = int(LAST * training.rounds) // EVALUATIONS
+        rounds = jnp.full(EVALUATIONS, last).at[0].add(training.rounds - EVALUATIONS * last)
+        state = init(training, config, games, key)
+        return jax.lax.scan(part, state, (rounds, jax.random.split(playing, EVALUATIONS)))[1].mean(0)
+
+    return mapped(one, len(seeds), (0,))(seeds)
