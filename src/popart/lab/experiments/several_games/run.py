@@ -19,6 +19,7 @@ from popart.lab.experiments.several_games.training import (
     advance,
     evaluate,
     init,
+    network_for,
 )
 from popart.lab.lanes import mapped
 from popart.lab.machine import as_done, cores
@@ -31,8 +32,9 @@ LAST, EVALUATIONS, EPISODES = 0.2, 5, 8
 BYTES_PER_NUMBER, BYTES_PER_AGENT = 4, 3e7
 """Memory of an agent: its replay buffers have all of its observations."""
 
-STEPS_PER_SECOND = 20_000
-"""Steps of one game per second and core, measured on two cores with the default settings."""
+STEPS_PER_SECOND, SECONDS_TO_COMPILE = 20_000, 5
+"""Steps of one game per second and core, and time to compile for each game of a program; measured on a core
+with the default settings."""
 
 
 class Case(NamedTuple):
@@ -82,8 +84,9 @@ def _check_budget(settings: Tasks) -> tuple[float, float]:
     agents = cores() if on_cpu else settings.seeds * cores()
     bytes_needed = agents * bytes_each
     check_memory("steps", settings.steps, bytes_needed / settings.steps)
-    steps = settings.steps * len(settings.games) * settings.seeds * (len(settings.methods) + 1)
-    return steps / STEPS_PER_SECOND / cores(), bytes_needed
+    games = len(settings.games) * (len(settings.methods) + 1)
+    seconds = games * (settings.steps * settings.seeds / STEPS_PER_SECOND + SECONDS_TO_COMPILE)
+    return seconds / cores(), bytes_needed
 
 
 def _write_returns(run: Run, settings: Tasks) -> None:
@@ -112,9 +115,12 @@ def _work(settings: Tasks, case: Case) -> int:
 
 
 def _rows(settings: Tasks, case: Case) -> list[Row]:
-    steps = 0 if case.method == "random" else settings.steps
-    method = "popart" if case.method in ("alone", "random") else case.method
-    found = train(method, case.games, steps, jnp.array(case.scales), jnp.array(case.seeds))
+    seeds = jnp.array(case.seeds)
+    if case.method == "random":
+        found = play_randomly(case.games, seeds)
+    else:
+        method = "popart" if case.method == "alone" else case.method
+        found = train(method, case.games, settings.steps, jnp.array(case.scales), seeds)
     return [
         {"game": game, "scale": scale, "method": case.method, "seed": seed, "return": value}
         for seed, values in zip(case.seeds, np.asarray(found).tolist(), strict=True)
@@ -122,28 +128,33 @@ def _rows(settings: Tasks, case: Case) -> list[Row]:
     ]
 
 
+def _games(names: tuple[str, ...]) -> tuple[Game, ...]:
+    return tuple(Game(GAMES[name].name) for name in names)
+
+
+@partial(jax.jit, static_argnums=0)
+def play_randomly(names: tuple[str, ...], seeds: jax.Array) -> jax.Array:
+    """Return the mean scores of as many episodes with random actions, (seeds, games)."""
+    games = _games(names)
+
+    def one(seed: jax.Array) -> jax.Array:
+        key, weights = jax.random.split(jax.random.key(seed))
+        return evaluate(games, network_for(games).init(weights), 1.0, EVALUATIONS * EPISODES, key)
+
+    return mapped(one, len(seeds), (0,))(seeds)
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def train(method: str, names: tuple[str, ...], steps: int, scales: jax.Array, seeds: jax.Array) -> jax.Array:
-    """Return the mean scores at the end of training, (seeds, games), in the games' own units.
-
-    Without training, with 0 steps, they are those of random play.
-    """
-    games, config = tuple(Game(GAMES[name].name) for name in names), config_of_tasks(method, len(names))
+    """Return the mean scores at the end of training, (seeds, games), in the games' own units."""
+    games, config = _games(names), config_of_tasks(method, len(names))
     training = Training(steps)
-    epsilon = training.schedule.epsilon if steps else 1.0
-
-    def scores(state: Any, key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, len(games))
-        params = state.learner.params
-        return jnp.stack(
-            [evaluate(games, task, params, epsilon, EPISODES, keys[task]) for task in range(len(games))]
-        )
 
     def part(state: Any, x: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
         """Train for a number of rounds, and evaluate."""
         rounds, key = x
         state = jax.lax.fori_loop(0, rounds, lambda _, s: advance(training, config, games, scales, s), state)
-        return state, scores(state, key)
+        return state, evaluate(games, state.learner.params, training.schedule.epsilon, EPISODES, key)
 
     def one(seed: jax.Array) -> jax.Array:
         key, playing = jax.random.split(jax.random.key(seed))

@@ -99,11 +99,20 @@ def advance(
     return State(agent, tuple(after), key)
 
 
-def evaluate(
-    games: Games, task: int, params: Params, epsilon: float, episodes: int, key: jax.Array
+def evaluate(games: Games, params: Params, epsilon: float, episodes: int, key: jax.Array) -> jax.Array:
+    """Return the mean score of each game over one episode in each of several new environments."""
+    network, keys = network_for(games), _keys(key, games)
+    return jnp.stack(
+        [
+            _evaluate(game, network, params_of(params, task), epsilon, episodes, keys[task])
+            for task, game in enumerate(games)
+        ]
+    )
+
+
+def _evaluate(
+    game: Game, network: TasksMLP, params: Params, epsilon: float, episodes: int, key: jax.Array
 ) -> jax.Array:
-    """Return the mean score of one episode of a game in each of several new environments."""
-    game, network, mine = games[task], network_for(games), params_of(params, task)
     key, first = jax.random.split(key)
 
     def running(carry: Any) -> jax.Array:
@@ -112,7 +121,7 @@ def evaluate(
     def step(carry: Any) -> Any:
         world, seen, key, score, over = carry
         key, acting, moving = jax.random.split(key, 3)
-        action = learner.act(network, mine, seen.observation, epsilon, acting, game.actions)
+        action = learner.act(network, params, seen.observation, epsilon, acting, game.actions)
         world, seen = game.step(world, action, moving)
         score = score + jnp.where(over, 0.0, seen.reward)
         return world, seen, key, score, over | seen.last
