@@ -1,6 +1,7 @@
 """Train one network per method and seed on all games, and references on each game alone."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -92,14 +93,7 @@ def _check_budget(settings: Tasks) -> tuple[float, float]:
 def _write_returns(run: Run, settings: Tasks) -> None:
     """Train every network; those that an interrupted run has trained are read."""
     cases = cases_of(settings)
-    names = {
-        (case.method, game, str(seed)): case
-        for case in cases
-        for game, seed in product(case.games, case.seeds)
-    }
-    done: dict[Case, list[Row]] = {case: [] for case in cases}
-    for row in run.read_table("returns"):
-        done[names[row["method"], row["game"], row["seed"]]].append(dict(row))
+    done = _read(run, cases)
     work = {case: _work(settings, case) for case in cases}
     before = sum(work[case] for case in cases if done[case])
     with progress("tasks", sum(work.values()), "steps", before) as advanced:
@@ -108,6 +102,16 @@ def _write_returns(run: Run, settings: Tasks) -> None:
             run.write_table("returns", [row for case in cases for row in done[case]])
             what = f"{GAMES[case.games[0]].label}, " if len(case.games) == 1 else ""
             advanced(work[case], f"{what}{LABELS[case.method]}")
+
+
+def _read(run: Run, cases: Sequence[Case]) -> dict[Case, list[Row]]:
+    """Return the rows of each network that an interrupted run has; none if some of its seeds are missing."""
+    table = {(row["method"], row["game"], row["seed"]): dict(row) for row in run.read_table("returns")}
+    done: dict[Case, list[Row]] = {}
+    for case in cases:
+        keys = [(case.method, game, str(seed)) for seed, game in product(case.seeds, case.games)]
+        done[case] = [table[key] for key in keys] if all(key in table for key in keys) else []
+    return done
 
 
 def _work(settings: Tasks, case: Case) -> int:
