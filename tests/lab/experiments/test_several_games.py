@@ -118,6 +118,22 @@ def test_an_interrupted_run_reads_what_it_has_and_ends_with_the_same_table(
     assert set(trained) == set(everything[2:])  # the first network has two rows, the next one
 
 
+@compiled_once
+def test_a_finished_run_is_extended_by_more_seeds_and_by_nothing_else(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = list(TINY_RUN)
+    arguments[arguments.index("--seeds") + 1] = "1"
+    main([*arguments, "--out", str(out)])
+    few = read_table(out / "returns.csv")
+    assert {row["seed"] for row in few} == {"0"}
+    main([*TINY_RUN, "--out", str(out)])
+    assert (out / "returns.csv").read_bytes() == (tiny / "returns.csv").read_bytes()
+    assert read_manifest(out)["settings"]["seeds"] == 2
+    assert len(read_manifest(out)["resumed"]) == 1
+    with pytest.raises(SystemExit):
+        main([*TINY_RUN, "--seed", "1", "--out", str(out)])
+
+
 @pytest.mark.slow
 @compiled_once
 def test_a_killed_run_is_resumed_to_the_same_table(tiny: Path, tmp_path: Path) -> None:
@@ -207,3 +223,20 @@ def test_more_steps_than_fit_into_memory_are_refused(
         main(["tasks", "--steps", "2000000000", "--out", str(tmp_path / "run")])
     assert "steps is 2,000,000,000, which takes" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+RESULTS = Path(__file__).parents[3] / "results" / "lab"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "which-normalisation.md"
+
+
+@pytest.mark.parametrize("run", ["tasks", "tasks-equal"])
+def test_the_page_has_the_table_of_results(run: str) -> None:
+    """Interquartile means with intervals from the summary, and the normalised mean over games."""
+    page, settings = PAGE.read_text("utf-8"), read_manifest(RESULTS / run)["settings"]
+    normalised = {row["method"]: row["mean"] for row in read_table(RESULTS / run / "normalised.csv")}
+    rows = read_table(RESULTS / run / "summary.csv")
+    assert len(rows) == len(settings["methods"]) + 2
+    for row in rows:
+        method, *cells = row.values()
+        cells.append(normalised.get(method, ""))
+        assert f"| {method} | {' | '.join(cells)} |".replace("-", "−").replace(" |  |", " | |") in page

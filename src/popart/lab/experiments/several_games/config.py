@@ -54,7 +54,7 @@ class Tasks:
     all games; popart: Pop-Art with a scale and shift for each game."""
 
     seeds: int = 3
-    """Number of random seeds for each method."""
+    """Number of random seeds for each method. A run is extended if the same command is given with more."""
 
     steps: int = 30_000
     """Environment steps of each game."""

@@ -52,7 +52,9 @@ Row = dict[str, Any]
 
 def run(settings: Tasks) -> Path:
     budget = _check_budget(settings)
-    with Run("tasks", "Several games of different size with one network", settings) as run:
+    with Run("tasks", "Several games of different size with one network", settings, free=("seeds",)) as run:
+        if run.finished and run.settings["seeds"] < settings.seeds:
+            run.reopen()
         if not run.finished:
             announce(*budget)
             _write_returns(run, settings)
