@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from popart.lab.analysis import Page
 from popart.lab.experiments.several_games.config import GAMES, LABELS
-from popart.lab.figures import AGENT_COLOURS, INK, letter, styled, subplots
+from popart.lab.figures import AGENT_COLOURS, INK, styled, subplots
 from popart.lab.intervals import Interval, iqm, over_seeds
 
 FIGURE = """Return of one network that learns all games at the same time, in each game's own units, when its
@@ -117,16 +117,20 @@ def _figure(settings: Mapping[str, Any], returns: Returns, normalised: Returns) 
         _panel(axes, [estimate(returns[name][k]) for name in methods], methods)
         alone, random = (estimate(returns[name][k]) for name in ("alone", "random"))
         _references(axes, alone, random.value)
-        letter(axes, f"{GAMES[game].label.removesuffix(' (MinAtar)')}\n× {settings['scales'][k]:g}")
+        _title(axes, f"{GAMES[game].label.removesuffix(' (MinAtar)')}\n× {settings['scales'][k]:g}")
         axes.set_xlabel("return")
     last = panels[0][-1]
     _panel(last, [over_games(normalised[name]) for name in methods], methods)
     _references(last, over_games(normalised["alone"]), 0.0)
-    letter(last, "All\nnormalised")
-    last.set_xlabel("mean over games")
+    _title(last, "Mean over games\nnormalised")
+    last.set_xlabel("normalised")
     panels[0][0].set(yticks=range(len(methods)), yticklabels=[LABELS[name] for name in methods])
     panels[0][0].invert_yaxis()
     return figure
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontweight="bold", fontsize=7)
 
 
 def _panel(axes: Axes, found: Sequence[Interval], methods: Sequence[str]) -> None:

@@ -63,7 +63,7 @@ def run(settings: Tasks) -> Path:
 
 
 def cases_of(settings: Tasks) -> list[Case]:
-    """Return all networks to train: seed by seed on a CPU, which keeps weights in its cache, else together.
+    """Return all networks to train: seed by seed on a CPU, together on other devices.
 
     Programs that are the same are far apart, so that no two threads compile the same one.
     """
