@@ -76,9 +76,10 @@ def test_statistics_are_per_task_or_of_all_targets() -> None:
         config_of_tasks(method, 2).head(2).affine(learned(method, *samples).statistics)
         for method in ("popart", "one_statistic")
     )
-    np.testing.assert_allclose(each.shift, [x.mean() for x in rewards], rtol=1e-5)
-    np.testing.assert_allclose(each.scale, [0.0, rewards[1].std()], rtol=1e-5)
-    np.testing.assert_allclose(one, (np.std(rewards), np.mean(rewards)), rtol=1e-5)
+    np.testing.assert_allclose(each.shift, [float(x.mean()) for x in rewards], rtol=1e-5)
+    np.testing.assert_allclose(each.scale, [0.0, float(rewards[1].std())], rtol=1e-5)
+    together = np.asarray(rewards)
+    np.testing.assert_allclose([float(x) for x in one], (together.std(), together.mean()), rtol=1e-5)
 
 
 def test_a_target_has_no_action_that_the_game_has_not() -> None:
@@ -99,7 +100,9 @@ def test_batches_have_equally_many_transitions_of_each_task() -> None:
     np.testing.assert_array_equal(found.task, [[0] * half + [1] * half] * 2)
     np.testing.assert_array_equal(found.observation[:, :half], np.broadcast_to([1, 0, 0], (2, half, 3)))
     np.testing.assert_array_equal(found.later[1, half:], SAMPLES[1].later[half:, :, 0])
-    np.testing.assert_array_equal(found.action[0], np.r_[short.action[:half], SAMPLES[1].action[:half]])
+    np.testing.assert_array_equal(
+        found.action[0], jnp.concatenate((short.action[:half], SAMPLES[1].action[:half]))
+    )
 
 
 def test_padding_changes_no_feature() -> None:
