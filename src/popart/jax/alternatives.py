@@ -101,7 +101,8 @@ class Linear:
         found = heads.step(self.art, state, head, self.transform.apply(targets), **options)
         if self.preserve:
             return found
-        units = self.art.affine(found.state)
+        layers, leaves, _ = heads.open_head(head)
+        units = heads.over_outputs(self.art.affine(found.state), leaves, layers)
         return found._replace(head=head, change=change_of(units, units))
 
     def normalized(self, head: Tree, h: Array, *, index: Array = None) -> Array:

@@ -86,7 +86,7 @@ def step(
         index = index if old.shift.ndim else None
         state = art.update(state, y, mask=mask, weights=weights, index=index, across=across)
         new = art.affine(state)
-        change = change_of(_over_outputs(old, leaves, layers), _over_outputs(new, leaves, layers))
+        change = change_of(over_outputs(old, leaves, layers), over_outputs(new, leaves, layers))
         if max_norm is not None:
             change = limited(change, [(leaves[layer.weight], layer.layout) for layer in layers], max_norm)
         return state, _rescaled_biases(biases, layers, change), new, change
@@ -133,7 +133,7 @@ def values(art: Rule[Any], state: Any, head: Tree, h: Array, *, index: Array = N
     Before any target they are 0, and while all targets are the same they are that.
     """
     layers, leaves, _ = open_head(head)
-    f = _over_outputs(art.affine(state), leaves, layers).denormalize(normalized(head, h))
+    f = over_outputs(art.affine(state), leaves, layers).denormalize(normalized(head, h))
     return f if index is None else _chosen(f, index)
 
 
@@ -153,7 +153,7 @@ def polyak(
     """
     (mine, head), (theirs, other) = target, online
     layers, leaves, treedef = open_head(head)
-    affines = (_over_outputs(art.affine(state), leaves, layers) for state in (mine, theirs))
+    affines = (over_outputs(art.affine(state), leaves, layers) for state in (mine, theirs))
     moved = rescaled(leaves, layers, change_of(*affines, adopt=False))
     averaged = [x + tau * (y - x) for x, y in zip(moved, jax.tree.leaves(other), strict=True)]
     return theirs, jax.tree.unflatten(treedef, averaged)
@@ -255,7 +255,7 @@ def _linear(leaves: list[Array], layer: Layer, h: Array) -> Array:
     return g if layer.bias is None else g + leaves[layer.bias]
 
 
-def _over_outputs(affine: Affine, leaves: list[Array], layers: list[Layer]) -> Affine:
+def over_outputs(affine: Affine, leaves: list[Array], layers: list[Layer]) -> Affine:
     """The normalisation, shaped to broadcast with the outputs: one per head has no axis for these."""
     if affine.shift.ndim and affine.shift.ndim == leaves[layers[0].weight].ndim - 2:
         return Affine(*(x[..., None] for x in affine))

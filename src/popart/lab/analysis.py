@@ -26,6 +26,7 @@ ANALYSES = {
     "histograms": "popart.lab.experiments.histograms.analysis",
     "scale": "popart.lab.experiments.reward_scale.analysis",
     "stream": "popart.lab.experiments.streams.analysis",
+    "tasks": "popart.lab.experiments.several_games.analysis",
     "norms": "popart.lab.experiments.gradient_norms.analysis",
     "train": "popart.lab.train.analysis",
     "evaluate": "popart.lab.play.analysis",

@@ -19,6 +19,7 @@ COMMANDS = {
     "histograms": "popart.lab.experiments.histograms.config:Histograms",
     "scale": "popart.lab.experiments.reward_scale.config:Scale",
     "stream": "popart.lab.experiments.streams.config:Stream",
+    "tasks": "popart.lab.experiments.several_games.config:Tasks",
     "train": "popart.lab.train.config:Train",
     "evaluate": "popart.lab.play.config:Evaluate",
     "watch": "popart.lab.play.config:Watch",

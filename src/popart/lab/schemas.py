@@ -15,6 +15,8 @@ Name = Annotated[str, Meta(pattern=r"^\w[\w-]{0,99}\Z")]
 Text = Annotated[str, Meta(max_length=20_000)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 Agent = Literal["clipped", "unclipped", "popart"]
+Game = Literal["cartpole", "catch", "breakout", "space_invaders", "asterix", "freeway"]
+TasksMethod = Literal["unclipped", "clipped", "symlog", "vecnormalize", "art", "one_statistic", "popart"]
 Scalar = str | int | float | bool | None
 
 
@@ -71,7 +73,7 @@ class EvaluateSettings(Struct):
 class ScaleSettings(Struct):
     """Methods were called agents in earlier versions."""
 
-    games: list[Literal["cartpole", "catch", "breakout", "space_invaders", "asterix", "freeway"]]
+    games: list[Game]
     scales: list[float]
     cases: list[Name] = []
     methods: list[Name] = []
@@ -80,6 +82,16 @@ class ScaleSettings(Struct):
     def __post_init__(self) -> None:
         if not self.methods and not self.agents:
             raise ValueError("Object missing required field `methods`")
+
+
+class TasksSettings(Struct):
+    games: list[Game]
+    scales: list[float]
+    methods: list[TasksMethod]
+
+    def __post_init__(self) -> None:
+        if len(self.scales) != len(self.games):
+            raise ValueError("Object has another number of `scales` than of `games`")
 
 
 class NormsSettings(Struct):
@@ -102,6 +114,7 @@ SETTINGS: dict[str, type[Struct]] = {
     "train": TrainSettings,
     "evaluate": EvaluateSettings,
     "scale": ScaleSettings,
+    "tasks": TasksSettings,
     "norms": NormsSettings,
     "regression": RegressionSettings,
     "stream": StreamSettings,
@@ -148,6 +161,13 @@ class Returns(Struct):
 
 class RandomPlay(Struct):
     game: str
+    value: float = field(name="return")
+
+
+class TaskReturns(Struct):
+    game: str
+    method: str
+    seed: Count
     value: float = field(name="return")
 
 
@@ -253,6 +273,7 @@ TABLES: dict[str, dict[str, type[Struct]]] = {
     "train": {"metrics": Metrics, "evaluations": Evaluations},
     "evaluate": {"episodes": Episodes},
     "scale": {"returns": Returns, "tuning": Returns, "random": RandomPlay},
+    "tasks": {"returns": TaskReturns},
     "norms": {"gradients": Gradients},
     "regression": {"grid": Cells, "curves": Curves, "paper_curves": PaperCurves, "intervals": Intervals},
     "histograms": {"variances": Variances, "examples": Examples, "densities": Densities},

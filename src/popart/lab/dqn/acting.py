@@ -10,7 +10,7 @@ from popart.lab.dqn import learner, replay
 from popart.lab.dqn.config import AgentConfig
 from popart.lab.dqn.learner import Learner, Metrics
 from popart.lab.dqn.networks import Network, Params
-from popart.lab.dqn.replay import Index, Observed, Replay
+from popart.lab.dqn.replay import Index, Observed, Replay, Transitions
 
 
 def observe(
@@ -50,6 +50,19 @@ def learn(
     """
     batch = replay.sample(memory, key, updates * config.batch, stack_size)
     batches = jax.tree.map(lambda x: x.reshape(updates, config.batch, *x.shape[1:]), batch)
+    return learn_from(config, network, agent, batches, updates_per_copy, actions, due)
+
+
+def learn_from(
+    config: AgentConfig,
+    network: Network,
+    agent: Learner,
+    batches: Transitions,
+    updates_per_copy: int,
+    actions: jax.Array | int | None = None,
+    due: jax.Array | None = None,
+) -> tuple[Learner, Metrics]:
+    """Make an update for each batch of (updates, batch, ...), and the copy that is due, as in `learn`."""
     learned, metrics = learner.learn(config, network, agent, batches, actions, due)
     copy = learned.updates // updates_per_copy > agent.updates // updates_per_copy
     return jax.tree.map(partial(jnp.where, copy), learner.copy_target(learned), learned), metrics

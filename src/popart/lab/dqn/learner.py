@@ -7,6 +7,9 @@ and each of the two networks has its own statistics. An agent without Pop-Art ha
 
 A network may have more outputs than its game has actions, if agents of several games share a program. These
 padded outputs come last, are never chosen, and are in no target.
+
+One network may also learn several tasks (`popart.lab.dqn.tasks`). A batch then says of which task each
+transition is, and the head has an output layer per task.
 """
 
 from functools import partial
@@ -105,11 +108,16 @@ def best_action(values: jax.Array, actions: jax.Array | int | None) -> jax.Array
 
 
 def values(
-    config: AgentConfig, network: Network, params: Params, statistics: Any, observations: jax.Array
+    config: AgentConfig,
+    network: Network,
+    params: Params,
+    statistics: Any,
+    observations: jax.Array,
+    task: jax.Array | None = None,
 ) -> jax.Array:
     """Return Q in the units of the rewards, (batch, actions)."""
     h = network.features(params["body"], observations)
-    return config.head(network.actions).values(statistics, params["head"], h)
+    return config.head(network.actions).values(statistics, params["head"], h, index=task)
 
 
 def targets(
@@ -122,8 +130,10 @@ def targets(
     """Return Y of Double DQN, in the units of the rewards.
 
     `online` are the online network's values of `batch.later`, in any units, and `target` those of the target
-    network in the units of the rewards.
+    network in the units of the rewards. `actions` is one number, or one for each task.
     """
+    if batch.task is not None and actions is not None:
+        actions = jnp.asarray(actions)[batch.task][:, None]
     later = jnp.take_along_axis(target, best_action(online, actions)[:, None], 1)[:, 0]
     return _reward(config, batch) + jnp.where(batch.terminal, 0.0, config.discount * later)
 
@@ -146,7 +156,8 @@ def learn(
     `due` is False nothing changes.
     """
     later = batches.later.reshape(-1, *batches.later.shape[2:])
-    target = values(config, network, learner.target_params, learner.target_statistics, later)
+    task = None if batches.task is None else batches.task.reshape(-1)
+    target = values(config, network, learner.target_params, learner.target_statistics, later, task)
     target = target.reshape(*batches.reward.shape, -1)
 
     def step(agent: Learner, x: tuple[Transitions, jax.Array]) -> tuple[Learner, Metrics]:
@@ -166,17 +177,18 @@ def update(
 ) -> tuple[Learner, Metrics]:
     """Make one update: targets, statistics and head, then the gradient. `target` is as in `targets`."""
     body, head = learner.params["body"], config.head(network.actions)
-    online = head.normalized(learner.params["head"], network.features(body, batch.later))
+    online = head.normalized(learner.params["head"], network.features(body, batch.later), index=batch.task)
     y = targets(config, batch, online, target, actions)
     if isinstance(head.art, ReturnScaling):
         discount = jnp.where(batch.terminal, 0.0, config.discount)
         y = jnp.stack((_reward(config, batch), discount, y), -1)
-    step = head.step(learner.statistics, learner.params["head"], y, weights=batch.weight)
+    step = head.step(learner.statistics, learner.params["head"], y, weights=batch.weight, index=batch.task)
+    output = batch.action if batch.task is None else jnp.stack((batch.task, batch.action))
     params = {**learner.params, "head": step.head}
 
     def loss(params: Params) -> jax.Array:
         h = network.features(params["body"], batch.observation)
-        return (batch.weight * head.loss(params["head"], h, step.targets, index=batch.action)).mean()
+        return (batch.weight * head.loss(params["head"], h, step.targets, index=output)).mean()
 
     value, gradient = jax.value_and_grad(loss)(params)
     changes, optimizer = _optimizer(config).update(gradient, learner.optimizer, params, change=step.change)

@@ -56,7 +56,10 @@ class Replay(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """A batch of transitions. Where `weight` is 0, none could be sampled."""
+    """A batch of transitions. Where `weight` is 0, none could be sampled.
+
+    `task` is the number of the task that each transition is of, if one network learns several.
+    """
 
     observation: jax.Array
     action: jax.Array
@@ -64,6 +67,7 @@ class Transitions(NamedTuple):
     terminal: jax.Array
     later: jax.Array
     weight: jax.Array
+    task: jax.Array | None = None
 
 
 def init(environments: int, slots: int, shape: tuple[int, ...], dtype: Any) -> Replay:

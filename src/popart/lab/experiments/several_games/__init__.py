@@ -1,0 +1,1 @@
+"""Several small games with rewards of different size, learned by one network."""
