@@ -108,7 +108,7 @@ def test_arguments_of_update_are_checked(asarray: Any) -> None:
 
 
 def test_compiled_code_leaves_out_targets_of_tasks_that_do_not_exist() -> None:
-    rule, y, index = popart.Moments(0.1), np.float32([1, 2, 3, 4, 50, 60]), np.array([0, 0, 1, 1, -1, 2])
+    rule, y, index = popart.Moments(0.1), np.array([1, 2, 3, 4, 50, 60], "f"), np.array([0, 0, 1, 1, -1, 2])
     expected = rule.update(rule.init((2,), like=y), y[:4], index=index[:4])
     for asarray, compiled in ((jnp.asarray, jax.jit), (torch.asarray, torch.compile(backend="eager"))):
         update = compiled(lambda state, y, index: rule.update(state, y, index=index))
