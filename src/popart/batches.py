@@ -1,6 +1,7 @@
 """A batch of targets, checked and ready to be summed for statistics of some shape."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +23,9 @@ from popart.numerics import divide, wide_dtype
 
 FLOAT32_MAX = (2 - 2.0**-23) * 2.0**127
 """The largest float32: targets beyond it count as infinite where statistics are float32."""
+
+MANY = 2**26
+"""Two numbers of targets below this are exact as one float64, so that one sum by index counts both."""
 
 
 class Across(Protocol):
@@ -58,10 +62,15 @@ class Batch(NamedTuple):
     wide: bool
     """Whether this is a higher precision than that of the statistics."""
 
+    strays: bool = False
+    """Whether tasks are numbered from 1, and 0 and tasks + 1 stand for numbers that could not be refused."""
+
     def each(self, statistic: Array) -> Array:
         """Return for each target the value of the statistic that it belongs to."""
         if self.index is None:
             return statistic
+        if self.strays:
+            return statistic[self.index.clip(1, self.tasks) - 1]
         return statistic.take(self.index, 0) if is_numpy(statistic) else statistic[self.index]
 
     def mean(self, x: Array) -> Array:
@@ -76,8 +85,13 @@ class Batch(NamedTuple):
     def sum(self, x: Array) -> Array:
         """Return weighted sums of values `(n, *shape)`."""
         x = x if self.share is None else self.share * x
-        total = x.sum(0) if self.index is None else segment_sum(x, self.index, self.tasks)
+        total = x.sum(0) if self.index is None else self._by_task(segment_sum, x)
         return total if self.across is None else self.across.sum(total)
+
+    def _by_task(self, reduce: Callable[[Array, Array, int], Array], x: Array) -> Array:
+        if self.strays:
+            return reduce(x, self.index, self.tasks + 2)[1:-1]
+        return reduce(x, self.index, self.tasks)
 
     def range(self) -> tuple[Array, Array]:
         """Return the least and the largest target; 0 of none."""
@@ -86,7 +100,7 @@ class Batch(NamedTuple):
             return self.y.min(0), self.y.max(0)
         both = xp.stack((-self.y, self.y), -1)
         both = both if self.share is None else xp.where(self.share[..., None] > 0, both, -math.inf)
-        found = xp.amax(both, 0) if self.index is None else segment_max(both, self.index, self.tasks)
+        found = xp.amax(both, 0) if self.index is None else self._by_task(segment_max, both)
         found = found if self.across is None else self.across.max(found)
         found = xp.where(found > -math.inf, found, 0.0)
         return -found[..., 0], found[..., 1]
@@ -103,7 +117,7 @@ class Batch(NamedTuple):
         """Return the same without an index: all targets for each task, which count in one of them."""
         if self.index is None:
             return self
-        mine = self.index[:, None] == arange(self.tasks, self.index)
+        mine = self.index[:, None] == arange(self.tasks, self.index) + self.strays
         mine = mine.reshape((*mine.shape, *(1,) * (self.y.ndim - 1)))
         share = cast(mine, self.y.dtype) if self.share is None else mine * self.share[:, None]
         return self._replace(y=self.y[:, None] * (share > 0), share=share, index=None)
@@ -136,44 +150,47 @@ def take(
         weights = asarray(xp, weights, y.dtype, like)
         weights = _per_target(weights, batch, apart, event_axes, "weights")
         _check_weights(weights)
+    strays = False
     if index is not None:
-        index = _checked_index(xp, index, batch, tasks, like).reshape(-1)
+        index, strays = _checked_index(xp, index, batch, tasks, like)
     if not len(y):
         y, mask, weights, index = _nothing(xp, y, like, index)
     elif xp is np and mask is None and weights is None and _all_finite(y, like):
         count = len(y) if index is None else _counted(index, tasks, y.ndim - 1)
         return _joined(Batch(y, None, count, 0, index, tasks, across, y.dtype != like.dtype))
-    batch = Batch(y, None, weights, mask, index, tasks, across, y.dtype != like.dtype)
+    batch = Batch(y, None, weights, mask, index, tasks, across, y.dtype != like.dtype, strays)
     return _sifted(xp, batch, event_axes)
 
 
 def _sifted(xp: Namespace, batch: Batch, event_axes: int) -> Batch:
-    """Leave out what is masked, has no weight or task, or is not finite."""
-    y, _, weights, eligible, index, tasks, *_ = batch
+    """Leave out what is masked, has no weight, or is not finite."""
+    y, _, weights, eligible, index, *_ = batch
     finite = xp.abs(y) <= FLOAT32_MAX if batch.wide else xp.abs(y) < math.inf
     if event_axes:
         finite = xp.all(finite, axis=-1)[..., None]
     if weights is not None:
         positive = (weights > 0) & (weights < math.inf)
         eligible = positive if eligible is None else eligible & positive
-    if index is not None and xp is not np:
-        valid = ((index >= 0) & (index < tasks)).reshape((-1, *(1,) * (y.ndim - 1)))
-        eligible = valid if eligible is None else eligible & valid
-        index = index.clip(0, max(tasks - 1, 0))
     counts = finite if eligible is None else finite & eligible
     share = cast(counts, y.dtype) if weights is None else xp.where(counts, weights, 0.0)
     bad = ~finite if eligible is None else ~finite & eligible
-    batch = batch._replace(y=xp.where(counts, y, 0.0), index=index)
+    batch = batch._replace(y=xp.where(counts, y, 0.0))
     bad = cast(bad, y.dtype)
     if eligible is None and index is None and batch.across is None:
         skipped = batch.sum(bad)
         return batch._replace(share=share, weight=len(y) - skipped, skipped=skipped)
+    if batch.wide and weights is None and batch.across is None and len(y) < MANY:
+        both = batch.sum(share + MANY * bad)
+        skipped = xp.floor(both * (1 / MANY))
+        return batch._replace(share=share, weight=both - MANY * skipped, skipped=skipped)
     both = batch.sum(xp.stack((share, bad), -1))
     return batch._replace(share=share, weight=both[..., 0], skipped=both[..., 1])
 
 
 def _all_finite(y: Array, like: Array) -> bool:
-    return bool((np.abs(y) <= np.finfo(like.dtype).max).all())
+    """Return whether all targets are known to be finite; the sum of their squares takes the least time."""
+    flat = y.reshape(-1)
+    return bool(flat @ flat < (FLOAT32_MAX**2 if like.dtype == np.float32 else math.inf))
 
 
 def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, ...]:
@@ -225,17 +242,22 @@ def _check_weights(w: Array) -> None:
         raise ValueError(f"weights reach from {values.min()} to {values.max()}; they must be in [0, inf)")
 
 
-def _checked_index(xp: Namespace, index: Any, batch: tuple[int, ...], tasks: int, like: Array) -> Array:
+def _checked_index(
+    xp: Namespace, index: Any, batch: tuple[int, ...], tasks: int, like: Array
+) -> tuple[Array, bool]:
+    """Return the tasks of all targets, and whether there may be strays among them (see `Batch`)."""
     if namespace(index) is not xp or not hasattr(index, "dtype"):
         index = asarray(xp, np.asarray(index), None, like)
     if is_float(xp, index.dtype) or index.dtype == xp.bool:
         raise ValueError(f"index has dtype {index.dtype}; it must be of integers")
     if tuple(index.shape) != batch:
         raise ValueError(f"index has shape {tuple(index.shape)}; the batch has shape {batch}")
-    values = values_of(index)
-    if values is not None and values.size and not 0 <= values.min() <= values.max() < tasks:
+    index, values = index.reshape(-1), values_of(index)
+    if values is None:
+        return index.clip(-1, tasks) + 1, True
+    if values.size and not 0 <= values.min() <= values.max() < tasks:
         raise ValueError(
             f"index reaches from {values.min()} to {values.max()}; "
             f"these statistics are of tasks 0 to {tasks - 1}"
         )
-    return index
+    return index, False

@@ -4,13 +4,14 @@ This is `Moments` for one statistic, written again for PyTorch's eager mode on G
 the same in three times as many operations. Numbers are combined in double precision, and nothing waits for
 the device.
 
-With d the deviations of the targets from an origin o, $m_1$ and $m_2$ the means of $d$ and $d^2$, and
-$o = \mu$, Eq. 4 is
+With $\bar Y$ and v the mean and the variance of a batch, Eq. 4 is a pair of interpolations and what the mean
+moves by, from the old mean and towards that of the batch:
 
-$$\mu_t = o + \beta m_1 \qquad \sigma_t^2 = (1 - \beta) \sigma^2 + \beta m_2 - (\beta m_1)^2$$
+$$\mu_t = (1 - \beta) \mu + \beta \bar Y \qquad
+  \sigma_t^2 = (1 - \beta) \sigma^2 + \beta v + (\mu_t - \mu)(\bar Y - \mu_t)$$
 
-For $\beta < 1$ this difference does not cancel. The first targets have $\beta = 1$; their origin is one of
-themselves, so that their deviations are not large beside their spread.
+Nothing in it cancels. Numbers that take the same operation are rows of one small array, so that one kernel
+serves them all.
 """
 
 import functools
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from popart.moments import EPS, Moments, MomentsState
 from popart.rules import COUNT_MAX, Rule
@@ -35,7 +37,8 @@ class Constants(NamedTuple):
     """(1 - β) - 1, computed as for all later steps, so that the first step is exactly 1."""
 
     eps: Tensor
-    infinity: Tensor
+    zero: Tensor
+    one: Tensor
     floor: Tensor
     """What mean and deviation are multiplied by for the least scale: (2⁻²³, 1)."""
 
@@ -80,9 +83,8 @@ _CONSTANTS: dict[tuple[float, torch.device], Constants] = {}
 
 def _constants(beta: float, device: torch.device) -> Constants:
     full = functools.partial(torch.full, (1,), dtype=torch.float64, device=device)
-    log = full(math.log1p(-beta))
-    floor = torch.cat((full(EPS), full(1.0))).float()
-    return Constants(log, log.expm1(), full(EPS), full(math.inf), floor)
+    log, eps, one = full(math.log1p(-beta)), full(EPS), full(1.0)
+    return Constants(log, log.expm1(), eps, full(0.0), one, torch.cat((eps, one)).float())
 
 
 def update_(
@@ -91,41 +93,51 @@ def update_(
     """Update a state in place with targets, and return what follows from it for scale, shift and layer."""
     counts, moments = state
     seen = counts[:1] > 0
-    absorb_(state, y.reshape(-1), seen, of)
-    mu, still = moments[:1].double(), moments[1:2] == 0
-    scale = torch.linalg.vector_norm(moments[:2] * of.floor, math.inf, keepdim=True)
-    if art.std != 1:
-        scale /= art.std
-    unit = torch.where(still, of.infinity, scale)
-    factor = units[0] / unit
-    factor += factor == 0
-    moved = (torch.where(seen, units[1], mu) - mu) / unit
-    targets = torch.div(y - mu, unit, out=torch.empty_like(y))
-    return Step(scale.masked_fill_(still, 0.0)[0], moments[0], factor, moved, targets)
+    absorb_(state, y.reshape(-1), of)
+    mu, unit = moments[:1], _unit(art, moments, of)
+    factor = threshold(torch.addcdiv(of.zero, units[0], unit), 0.0, 1.0)
+    less = torch.addcdiv(of.zero, mu, unit, value=-1)
+    moved = torch.addcdiv(less, torch.where(seen, units[1], mu), unit)
+    targets = torch.addcdiv(less, y, unit, out=torch.empty_like(y))
+    return Step(unit.nan_to_num(posinf=0.0)[0], moments[0], factor, moved, targets)
 
 
-def absorb_(state: MomentsState, y: Tensor, seen: Tensor, of: Constants) -> None:
+def _unit(art: Moments, moments: Tensor, of: Constants) -> Tensor:
+    """Return the scale, or infinity while there is no spread: whatever is divided by it is 0."""
+    both = moments[:2] * of.floor
+    threshold(both[1:], 0.0, math.inf, inplace=True)
+    unit = torch.linalg.vector_norm(both, math.inf, keepdim=True)
+    return unit if art.std == 1 else unit / art.std
+
+
+def absorb_(state: MomentsState, y: Tensor, of: Constants) -> None:
     """Update the moments with a batch, in place (Eq. 4); targets that are not finite are counted."""
     counts, moments = state
-    before = torch.addcmul(moments[:2], moments[2:], of.eps)
-    some = y.nan_to_num(-math.inf, -math.inf, -math.inf).amax(0, keepdim=True)
-    origin = torch.where(seen, before[:1], some)
-    off = y - origin
-    d = off.nan_to_num(0.0, 0.0, 0.0)
-    n = (d == off).sum()
-    means, new = torch.empty_like(before), torch.empty_like(before)
-    torch.sum(d, 0, out=means[0])
-    torch.dot(d, d, out=means[1])
-    m1, m2 = means.div_(n).split(1)
+    rows = torch.empty(3, 2, dtype=of.eps.dtype, device=y.device)
+    before, new, batch = rows
+    torch.addcmul(moments[:2], moments[2:], of.eps, out=before)
+    before[1:].square_()
+    n = _measure(y, batch)
     beta = of.first / torch.addcmul(of.log, counts[:1], of.log).expm1_()
-    moved = beta * m1
-    variance = torch.lerp(before[1:].square(), m2, beta).addcmul_(moved, moved, value=-1)
-    torch.add(origin, moved, out=new[:1])
-    torch.sqrt(variance, out=new[1:])
+    torch.lerp(before, batch, beta, out=new)
+    moved, left = torch.diff(rows[:, 0]).split(1)
+    new[1:].addcmul_(moved, left)
     got = n > 0
     new = torch.where(got, new, before)
+    new[1:].sqrt_()
     moments[:2].copy_(new)
-    torch.mul(new.sub_(moments[:2]), 1 / EPS, out=moments[2:])
+    torch.addr(moments[:2, None], new, of.one, beta=-1 / EPS, alpha=1 / EPS, out=moments[2:, None])
     counts.clamp_(max=COUNT_MAX - len(y))
     counts[:1].add_(got)
     counts[1:].add_(len(y) - n)
+
+
+def _measure(y: Tensor, into: Tensor) -> Tensor:
+    """Write mean and variance of the finite targets, and return their number; both are NaN of none."""
+    known = y.nan_to_num(0.0, 0.0, 0.0)
+    finite = known == y
+    n = finite.sum()
+    mean = torch.div(known.sum(0, keepdim=True, dtype=into.dtype), n, out=into[:1])
+    d = torch.addcmul(known, finite, mean, value=-1)
+    torch.div(torch.dot(d, d)[None], n, out=into[1:])
+    return n
