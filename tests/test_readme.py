@@ -152,7 +152,7 @@ def test_the_experiment_of_the_laboratory_page(
     cli.main(["plot", str(out)])
     *_, last = capsys.readouterr().out.splitlines()
     assert last == str(out)
-    (finding,) = analysis.analyse(out).results()["findings"]
+    (finding,) = analysis.analyse(analysis.Page(out)).results()["findings"]
     assert finding["agrees"]
     assert finding["paper"] == "9.95, 3"
 
