@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, trim_mean
 
+from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
 from popart.lab.envs.small import Game
@@ -23,6 +25,7 @@ from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest
 from popart.lab.plot import redraw
+from popart.lab.runs import Run
 from tests.lab.processes import started
 
 SCALES, STEPS = [1e-8, 1.0, 1e8], 16_000
@@ -161,6 +164,20 @@ def test_estimates_are_trimmed_means_inside_of_their_intervals() -> None:
     np.testing.assert_allclose(found.value, trim_mean(x, 0.25))
     drawn = bootstrap((x,), lambda x, axis: trim_mean(x, 0.25, axis=axis), method="percentile", rng=1)
     np.testing.assert_allclose(found[1:], drawn.confidence_interval, rtol=0.05)
+
+
+def test_a_table_with_a_row_of_something_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Scale(games=("catch",), out=tmp_path / "run")
+    with suppress(LabError), Run("scale", "", settings) as run:
+        rows = [{"game": "chess", "case": "steady", "method": "popart", "scale": 1, "return": 0.0}]
+        run.write_table("returns", rows)
+        raise LabError("as if it had been interrupted")
+    with pytest.raises(SystemExit) as ended:
+        main(["scale", "--games", "catch", "--out", str(settings.out)])
+    assert ended.value.code == 2
+    assert "returns.csv has a row of chess, steady, popart" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

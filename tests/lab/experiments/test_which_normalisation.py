@@ -72,6 +72,46 @@ def test_the_page_says_what_was_run() -> None:
         assert f"`{command.replace(' '.join(METHODS), 'all')}`" in PAGE.replace("\n", " ")
 
 
+def overlap(first: Interval, second: Interval) -> bool:
+    return first.low <= second.high and second.low <= first.high
+
+
+def test_popart_has_the_same_return_at_every_scale_and_plain_double_dqn_at_one() -> None:
+    pop = [round(normalized("methods", "popart", scale=scale).value, 2) for scale in SCALES]
+    assert (min(pop), max(pop)) == (0.9, 0.92)
+    plain = [normalized("methods", "unclipped", scale=scale).value for scale in SCALES]
+    assert round(plain[2], 2) == 0.8
+    assert max(plain[:2] + plain[3:]) < 0.075
+
+
+@pytest.mark.parametrize("other", ["vecnormalize", "adaptive_bins", "art"])
+def test_others_are_as_good_as_popart_at_the_scales_that_the_page_names(other: str) -> None:
+    for scale in SCALES[2:] if other == "vecnormalize" else SCALES:
+        assert overlap(
+            normalized("methods", "popart", scale=scale), normalized("methods", other, scale=scale)
+        )
+
+
+@pytest.mark.parametrize(
+    ("case", "better"), [("grows", ("vecnormalize", "clipped")), ("rare", ("hl_gauss", "clipped", "symlog"))]
+)
+def test_others_are_better_than_popart_where_the_page_says_so(case: str, better: tuple[str, ...]) -> None:
+    pop = normalized("methods-changing", "popart", case)
+    for method in better:
+        assert normalized("methods-changing", method, case).low > pop.high
+
+
+def test_no_method_is_a_straw_man_at_scale_1_but_for_those_that_the_page_names() -> None:
+    """In three games each is as good as one of the two baselines, or intervals overlap."""
+    found = comparison("methods")
+    weak = set()
+    for game in PLAYED[:3]:
+        at_one = {m: estimate(found.best((game, "steady", m))[SCALES.index(1.0)]) for m in METHODS}
+        least = min(at_one["unclipped"].low, at_one["clipped"].low)
+        weak |= {(game, method) for method, interval in at_one.items() if interval.high < least}
+    assert weak == {("breakout", "h"), ("breakout", "symlog")}
+
+
 def test_costs_of_moving_bins_are_those_measured() -> None:
     rows = read_table(ROOT / "results" / "reprojection.csv")
     found = {row["change of units"]: row["root mean square"] for row in rows if row["head"].startswith("51")}

@@ -202,7 +202,7 @@ def _panels(comparison: Comparison, draw: Any, green: Sequence[float] | None, la
         axes.xaxis.set_major_locator(LogLocator(1e8, numticks=3))
         axes.minorticks_off()
         axes.grid()
-        axes.set_title(METHODS[method], loc="left", fontsize=7)
+        axes.set_title(METHODS[method], loc="left", fontsize=6.3)
     for axes in panels.flat[len(methods) :]:
         axes.remove()
     for axes in panels.flat[len(methods) - columns : len(methods)]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from popart.lab.budget import announce, check_memory
+from popart.lab.checks import LabError
 from popart.lab.dqn.config import SMALL_SCHEDULE, AgentConfig
 from popart.lab.dqn.methods import config_of
 from popart.lab.envs.small import Game
@@ -27,6 +28,7 @@ from popart.lab.experiments.reward_scale.config import (
     best_rate,
 )
 from popart.lab.experiments.reward_scale.training import Training, advance, init
+from popart.lab.files import REPAIR
 from popart.lab.machine import as_done, cores
 from popart.lab.progress import progress
 from popart.lab.runs import Run
@@ -93,7 +95,10 @@ def _write_returns(run: Run, settings: Scale) -> None:
     done: dict[str, dict[Cell, list[Row]]] = {name: {cell: [] for cell in cells} for name in TABLES}
     for name, found in done.items():
         for row in run.read_table(name):
-            found[row["game"], row["case"], row["method"]].append(dict(row))
+            cell = row["game"], row.get("case", ""), row.get("method", "")
+            if cell not in found:
+                raise LabError(f"{run.folder / name}.csv has a row of {', '.join(cell)}; {REPAIR}")
+            found[cell].append(dict(row))
     agents = len(settings.scales) * settings.seeds
     work = {cell: agents * settings.steps_of(cell[0]) for cell in cells}
     before = sum(work[cell] for cell in cells if done["returns"][cell])
