@@ -37,7 +37,10 @@ LAST = 0.2
 """Fraction of the training, at its end, whose episodes are scored."""
 
 BYTES_PER_STEP, BYTES_PER_AGENT = 800, 1e6
-"""Memory of an agent: its replay buffer has all of its steps."""
+"""Memory of an agent that is being trained: its replay buffer has all of its steps."""
+
+BYTES_PER_ROW = 800
+"""Memory of an agent that has been trained: its row of the table."""
 
 STEPS_PER_SECOND = 30_000
 """Steps per second and core, measured on two cores with the default settings."""
@@ -66,8 +69,11 @@ def _check_budget(settings: Scale) -> tuple[float, float]:
     """Refuse what cannot fit, and return seconds and bytes."""
     longest = max(map(settings.steps_of, settings.games))
     cells = len(settings.games) * len(settings.cases) * len(settings.methods)
-    together = min(cores(), cells) * (1 if _on_cpu() else len(settings.scales) * settings.seeds)
-    bytes_each = together * (longest * BYTES_PER_STEP + BYTES_PER_AGENT) / settings.seeds
+    together = (
+        min(cores(), cells) / settings.seeds if _on_cpu() else min(cores(), cells) * len(settings.scales)
+    )
+    bytes_each = together * (longest * BYTES_PER_STEP + BYTES_PER_AGENT)
+    bytes_each += cells * len(settings.scales) * (1 + settings.tuned) * BYTES_PER_ROW
     check_memory("seeds", settings.seeds, bytes_each)
     agents = len(settings.scales) * settings.seeds * (1 + settings.tuned)  # with a second learning rate
     agents += settings.tuned * len(RATES) * TUNING_SEEDS
