@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Request, sync_playwright
 
 from tests.test_docs import public_names
 
@@ -93,7 +93,9 @@ def pages(site: Path, address: str, browser: Browser) -> dict[str, dict[str, Any
     requested: list[str] = []
     page.on("console", lambda message: logged.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: logged.append(str(error)))
-    page.on("requestfailed", lambda request: logged.append(f"failed: {request.url}"))
+    page.on(
+        "requestfailed", lambda request: logged.append(f"failed: {request.url}") if lost(request) else None
+    )
     page.on("response", lambda answer: logged.append(answer.url) if answer.status >= 400 else None)
     page.on("request", lambda request: requested.append(request.url))
     found = {}
@@ -105,6 +107,11 @@ def pages(site: Path, address: str, browser: Browser) -> dict[str, dict[str, Any
         found[name] |= {"logged": list(logged), "requested": list(requested)}
     page.close()
     return found
+
+
+def lost(request: Request) -> bool:
+    """Return whether a request failed otherwise than by going on to the next page."""
+    return request.failure != "net::ERR_ABORTED"
 
 
 def look(page: Page, url: str) -> dict[str, Any]:

@@ -190,7 +190,8 @@ def _sifted(xp: Namespace, batch: Batch, event_axes: int) -> Batch:
 def _all_finite(y: Array, like: Array) -> bool:
     """Return whether all targets are known to be finite; the sum of their squares takes the least time."""
     flat = y.reshape(-1)
-    return bool(flat @ flat < (FLOAT32_MAX**2 if like.dtype == np.float32 else math.inf))
+    with np.errstate(over="ignore", invalid="ignore"):  # they are looked at one by one then
+        return bool(flat @ flat < (FLOAT32_MAX**2 if like.dtype == np.float32 else math.inf))
 
 
 def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, ...]:
