@@ -7,7 +7,8 @@
 
 Every file is replaced as a whole or not at all, so that a run that is killed, or that fills the disk, loses
 nothing that it had written. Starting a finished run again does nothing, starting an interrupted one resumes
-it, and a folder of a run with other settings is refused.
+it, and a folder of a run with other settings is refused. Some settings may grow: a run that is started again
+with more games, for example, is extended by them.
 """
 
 import dataclasses
@@ -64,6 +65,7 @@ class Run:
         settings: Command | Mapping[str, Any],
         free: Collection[str] = (),
         command: str = "",
+        growing: Collection[str] = (),
     ) -> None:
         """Describe the run; entering it opens or creates its folder.
 
@@ -73,13 +75,14 @@ class Run:
             settings: The settings as a dataclass or mapping, with the run folder as `out`.
             free: Names of settings that may differ when a run is resumed.
             command: The command line that starts the run; by default made from the settings.
+            growing: Names of numbers and lists of which a run that is started again may have more.
         """
         flat = dict(settings) if isinstance(settings, Mapping) else _fields(settings)
         self.folder: Path = flat.pop("out")
         if not isinstance(settings, Mapping):
             command = command or command_line(experiment, settings)
         self.command = command
-        self._free = free
+        self._free, self._growing = free, growing
         plain = json.loads(json.dumps(flat, default=str))
         self._description = {"experiment": experiment, "title": title, "settings": plain}
         self._lock = filelock.FileLock(self.folder / ".lock")
@@ -141,13 +144,17 @@ class Run:
             self._create()
             return
         self._check_same()
-        if not self.finished:
+        if not self.finished or self._is_extended():
             self.reopen()
 
     def _is_empty(self) -> bool:
         """Return whether the run wrote nothing but its manifest, and has nothing to lose."""
         files = (path for path in self.folder.rglob("*") if not path.is_dir())
         return all(path.name in (MANIFEST, ".lock") for path in files)
+
+    def _is_extended(self) -> bool:
+        old, new = self._manifest["settings"], self._description["settings"]
+        return any(old.get(name) != new[name] for name in self._growing)
 
     def _create(self) -> None:
         others = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
@@ -169,7 +176,8 @@ class Run:
             raise LabError(f"{self.folder} is a run of {here!r}, not of {wanted!r}; give another --out")
         if self._manifest["format"] < FORMAT:  # settings that are new have the values they had then
             new = {k: v for k, v in new.items() if k in old}
-        old, new = ({k: v for k, v in x.items() if k not in self._free} for x in (old, new))
+        may_differ = {*self._free, *(k for k in self._growing if _includes(new.get(k), old.get(k)))}
+        old, new = ({k: v for k, v in x.items() if k not in may_differ} for x in (old, new))
         if old != new:
             raise LabError(
                 f"{self.folder} is a run with other settings ({_difference(old, new)}); "
@@ -256,6 +264,13 @@ def _options(settings: Any) -> list[str]:
 def _word(value: Any) -> str:
     short = f"{value:.10g}" if isinstance(value, float) else ""
     return short if short and float(short) == value else str(value)
+
+
+def _includes(new: Any, old: Any) -> bool:
+    """Return whether a list has all that another has, or a number is at least as large."""
+    if isinstance(new, list) and isinstance(old, list):
+        return set(new) >= set(old)
+    return isinstance(new, int) and isinstance(old, int) and new >= old
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

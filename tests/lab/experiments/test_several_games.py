@@ -135,6 +135,9 @@ def test_a_finished_run_is_extended_by_more_seeds_and_by_nothing_else(tiny: Path
     assert len(read_manifest(out)["resumed"]) == 1
     with pytest.raises(SystemExit):
         main([*TINY_RUN, "--seed", "1", "--out", str(out)])
+    with pytest.raises(SystemExit):
+        main([*arguments, "--out", str(out)])  # fewer seeds
+    assert read_manifest(out)["settings"]["seeds"] == 2
 
 
 @pytest.mark.slow

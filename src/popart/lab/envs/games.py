@@ -47,6 +47,9 @@ SMALL = {
     "minatar_freeway": SmallGame("Freeway-MinAtar", "Freeway (MinAtar)", 50_000),
 }
 
+GAMES = {name.removeprefix("minatar_"): game for name, game in SMALL.items()}
+"""The small games by the names that experiments with nothing but small games use."""
+
 
 @cache
 def scores() -> tuple[Score, ...]:

@@ -1,12 +1,12 @@
 """Returns against the scale of rewards, from the table of returns."""
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from popart.lab.analysis import Page
+from popart.lab.envs.games import GAMES
 from popart.lab.experiments.reward_scale.comparison import Comparison, read, show
-from popart.lab.experiments.reward_scale.config import AGENTS, GAMES, METHODS, RATE
+from popart.lab.experiments.reward_scale.config import AGENTS, METHODS, RATE
 from popart.lab.figures import AGENT_COLOURS, letter, styled, subplots
 
 FIGURE = """Mean return of the episodes in the last fifth of training, in the game's own units, when the
@@ -25,20 +25,23 @@ def analyse(page: Page) -> None:
     page.show_table("returns", "All agents", TABLE)
     if "popart" in found.methods and "steady" in found.cases and len(found.scales) > 1:
         for game in found.games:
-            of_game = {m: found.returns[(game, "steady", m), RATE].mean(1) for m in found.methods}
-            _find(page, game, of_game)
+            _find(page, found, game)
 
 
-def _find(page: Page, game: str, means: dict[str, np.ndarray]) -> None:
+def _find(page: Page, found: Comparison, game: str) -> None:
+    """Compare returns over all scales with the distance from random play to the best method."""
+    means = {method: found.returns[(game, "steady", method), RATE].mean(1) for method in found.methods}
+    lowest, best = min(m.min() for m in means.values()), max(m.max() for m in means.values())
+    low = found.random.get(game, lowest)  # earlier releases did not play at random
     popart = means.pop("popart")
-    best = max((m.max() for m in means.values()), default=popart.max())
     others = "; ".join(f"{METHODS[method]} {m.min():.3g} to {m.max():.3g}" for method, m in means.items())
+    learned, spread = popart.min() - low, popart.max() - popart.min()
     page.find(
         f"With Pop-Art the scale of rewards does not matter in {GAMES[game].label}",
         paper="updates do not depend on the scale of targets",
         here=f"returns of {popart.min():.3g} to {popart.max():.3g} over all scales"
         + (f"; {others}" if others else ""),
-        agrees=popart.max() - popart.min() <= 0.25 * max(abs(popart.mean()), abs(best)),
+        agrees=learned >= 0.5 * (best - low) > 0 and spread <= 0.25 * (best - low),
     )
 
 

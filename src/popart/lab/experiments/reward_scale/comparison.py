@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from popart.lab.analysis import Page
-from popart.lab.experiments.reward_scale.config import GAMES, METHODS, RATE, best_rate
+from popart.lab.envs.games import GAMES
+from popart.lab.experiments.reward_scale.config import METHODS, RATE, best_rate
 from popart.lab.figures import ART, INK, POPART, styled, subplots
 from popart.lab.intervals import Interval, iqm, over_seeds
 

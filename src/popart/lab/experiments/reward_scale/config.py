@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import tyro
 
 from popart.lab.checks import MOST, check_grid, check_names, check_whole
-from popart.lab.envs.games import SMALL
+from popart.lab.envs.games import GAMES
 
-GAMES = {name.removeprefix("minatar_"): game for name, game in SMALL.items()}
 PAPER_GAMES = ("cartpole", "catch", "breakout", "space_invaders")
 
 METHODS = {

@@ -15,11 +15,11 @@ from popart.lab.budget import announce, check_memory
 from popart.lab.checks import LabError
 from popart.lab.dqn.config import SMALL_SCHEDULE, AgentConfig
 from popart.lab.dqn.methods import config_of
+from popart.lab.envs.games import GAMES
 from popart.lab.envs.small import Game
 from popart.lab.experiments.reward_scale.config import (
     AGENTS,
     CASES,
-    GAMES,
     METHODS,
     RATE,
     RATES,
@@ -56,7 +56,8 @@ Row = dict[str, Any]
 
 def run(settings: Scale) -> Path:
     budget = _check_budget(settings)
-    with Run("scale", "The same agent at any scale of rewards (small games)", settings) as run:
+    title = "The same agent at any scale of rewards (small games)"
+    with Run("scale", title, settings, growing=("games", "cases", "methods")) as run:
         if not run.finished:
             announce(*budget)
             _write_random_play(run, settings)
@@ -82,17 +83,18 @@ def _check_budget(settings: Scale) -> tuple[float, float]:
 
 
 def _write_random_play(run: Run, settings: Scale) -> None:
-    """Write the returns of random play, which normalised returns need."""
-    if set(settings.methods) <= set(AGENTS) or run.read_table("random"):
+    """Write the returns of random play, which normalised returns need, if they are not there."""
+    if set(settings.methods) <= set(AGENTS):
         return
+    rows: list[Row] = [dict(row) for row in run.read_table("random")]
+    played = {row["game"] for row in rows}
     seeds = jnp.arange(settings.seed, settings.seed + settings.seeds)
-    found = {game: play_randomly(game, settings.steps_of(game), seeds) for game in settings.games}
-    rows = [
-        {"game": game, "seed": seed, "return": value}
-        for game, values in found.items()
-        for seed, value in zip(seeds.tolist(), values.tolist(), strict=True)
-    ]
-    run.write_table("random", rows)
+    for game in settings.games:
+        if game not in played:
+            values = play_randomly(game, settings.steps_of(game), seeds)
+            found = zip(seeds.tolist(), values.tolist(), strict=True)
+            rows += [{"game": game, "seed": seed, "return": value} for seed, value in found]
+            run.write_table("random", rows)
 
 
 def _write_returns(run: Run, settings: Scale) -> None:

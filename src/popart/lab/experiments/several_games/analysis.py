@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from popart.lab.analysis import Page
-from popart.lab.experiments.several_games.config import GAMES, LABELS
+from popart.lab.envs.games import GAMES
+from popart.lab.experiments.several_games.config import LABELS
 from popart.lab.figures import AGENT_COLOURS, INK, styled, subplots
 from popart.lab.intervals import Interval, iqm, over_seeds
 

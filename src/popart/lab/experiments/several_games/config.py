@@ -7,9 +7,8 @@ from typing import Annotated
 import tyro
 
 from popart.lab.checks import MOST, check_names, check_positive, check_whole
-from popart.lab.envs.games import SMALL
+from popart.lab.envs.games import GAMES
 
-GAMES = {name.removeprefix("minatar_"): game for name, game in SMALL.items()}
 
 METHODS = {
     "unclipped": "Double DQN",

@@ -13,8 +13,9 @@ import numpy as np
 
 from popart.lab.budget import announce, check_memory
 from popart.lab.dqn.tasks import config_of_tasks
+from popart.lab.envs.games import GAMES
 from popart.lab.envs.small import Game
-from popart.lab.experiments.several_games.config import GAMES, LABELS, Tasks
+from popart.lab.experiments.several_games.config import LABELS, Tasks
 from popart.lab.experiments.several_games.training import (
     Training,
     advance,
@@ -52,9 +53,8 @@ Row = dict[str, Any]
 
 def run(settings: Tasks) -> Path:
     budget = _check_budget(settings)
-    with Run("tasks", "Several games of different size with one network", settings, free=("seeds",)) as run:
-        if run.finished and run.settings["seeds"] < settings.seeds:
-            run.reopen()
+    title = "Several games of different size with one network"
+    with Run("tasks", title, settings, growing=("seeds",)) as run:
         if not run.finished:
             announce(*budget)
             _write_returns(run, settings)
