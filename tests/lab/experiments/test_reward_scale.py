@@ -22,7 +22,7 @@ from popart.lab.experiments.reward_scale.comparison import estimate
 from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, Scale, best_rate
 from popart.lab.experiments.reward_scale.run import train
 from popart.lab.experiments.reward_scale.training import Training, advance, init
-from popart.lab.files import read_table
+from popart.lab.files import read_table, write_table
 from popart.lab.manifest import read_manifest
 from popart.lab.plot import redraw
 from popart.lab.runs import Run
@@ -107,10 +107,10 @@ def test_growing_rewards_are_those_of_the_second_half() -> None:
 
 @pytest.mark.slow
 @compiled_once
-def test_a_killed_run_is_resumed_to_the_same_table(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_or_extended_has_the_same_table(tmp_path: Path) -> None:
     """On one core, so that one of the two agents is done before the other."""
     arguments = ["scale", "--games", "catch", "--methods", "popart", "unclipped", *SMALL]
-    out, whole, said = tmp_path / "killed", tmp_path / "whole", tmp_path / "said"
+    out, whole, grown, said = (tmp_path / name for name in ("killed", "whole", "grown", "said"))
     with started([*arguments, "--out", str(out)], said, cores=1) as process:
         while process.is_alive() and not (out / "returns.csv").exists():
             time.sleep(0.01)
@@ -126,11 +126,33 @@ def test_a_killed_run_is_resumed_to_the_same_table(tmp_path: Path) -> None:
     assert [shown["name"] for shown in manifest["shown"]] == ["scale", "returns"]
     assert (out / "scale.svg").exists()
 
+    fewer = ["scale", "--games", "catch", "--methods", "unclipped", *SMALL, "--out", str(grown)]
+    main(fewer)
+    main([*arguments, "--out", str(grown)])
+    assert (grown / "returns.csv").read_bytes() == (whole / "returns.csv").read_bytes()
+    assert read_manifest(grown)["settings"]["methods"] == ["popart", "unclipped"]
+    with pytest.raises(SystemExit):
+        main(fewer)
+
 
 def test_the_results_say_that_popart_learns_every_game_at_every_scale(tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path / "run")
     redraw(tmp_path / "run")
     assert [finding["agrees"] for finding in read_manifest(tmp_path / "run")["findings"]] == [True] * 4
+
+
+def test_agents_that_learn_nothing_at_any_scale_are_no_agreement(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS, tmp_path / "run")
+    rows = [dict(row) for row in read_table(RESULTS / "returns.csv")]
+    for row in rows:
+        if row["agent"] == "popart" and row["game"] == "catch":
+            row["return"] = "-0.6"
+    write_table(tmp_path / "run" / "returns.csv", rows)
+    redraw(tmp_path / "run")
+    found = {f["claim"]: f["agrees"] for f in read_manifest(tmp_path / "run")["findings"]}
+    assert [claim for claim, agrees in found.items() if not agrees] == [
+        "With Pop-Art the scale of rewards does not matter in Catch"
+    ]
 
 
 def test_in_the_results_clipping_hurts_only_at_small_scales() -> None:

@@ -72,6 +72,12 @@ def test_the_page_says_what_was_run() -> None:
         assert f"`{command.replace(' '.join(METHODS), 'all')}`" in PAGE.replace("\n", " ")
 
 
+def test_nobody_learns_catch_after_constant_rewards() -> None:
+    found = comparison("methods-changing")
+    values = [estimate(found.best(("catch", "constant", method))[0]).value for method in METHODS]
+    assert f"({min(values):.2f} to {max(values):.2f}, and".replace("-", "−") in PAGE
+
+
 def overlap(first: Interval, second: Interval) -> bool:
     return first.low <= second.high and second.low <= first.high
 
