@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import filelock
 
-from popart.lab.analysis import Page, analyse
+from popart.lab.analysis import analyse_all
 from popart.lab.checks import LabError
 from popart.lab.files import check_no_links, read_table, write_atomically, write_table
 from popart.lab.manifest import (
@@ -226,11 +226,16 @@ class Run:
 
     def finish(self) -> None:
         """Analyse the tables of the run, and mark it as finished."""
-        self._manifest.update(analyse(Page(self.folder)).results(), finished=now())
-        self._write_manifest()
+        finish_all([self])
 
     def _write_manifest(self) -> None:
         write_manifest(self.folder, self._manifest)
+
+
+def finish_all(runs: Sequence[Run]) -> None:
+    """Analyse the tables of several runs, side by side, and mark them as finished."""
+    for run, results in zip(runs, analyse_all([run.folder for run in runs]), strict=True):
+        run.mark(**results, finished=now())
 
 
 def _fields(settings: Command) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from popart.lab.envs.games import title
 from popart.lab.machine import use_device
 from popart.lab.manifest import MANIFEST, read_manifest
 from popart.lab.progress import progress
-from popart.lab.runs import Run, command_line
+from popart.lab.runs import Run, command_line, finish_all
 from popart.lab.stops import stopping
 from popart.lab.tables import print_table
 from popart.lab.train import plan
@@ -76,9 +76,7 @@ def train(
         if len(opened) == 1:
             plan.announce_one(members[0], plan.Room.now())
         failures = _train(members, runs, name, failed)
-        for i, run in enumerate(runs):
-            if i not in failures:
-                run.finish()
+        finish_all([run for i, run in enumerate(runs) if i not in failures])
     return {members[i].name: reason for i, reason in failures.items()}
 
 

@@ -9,7 +9,6 @@ import tyro
 from popart.lab.checks import MOST, check_names, check_positive, check_whole
 from popart.lab.envs.games import GAMES
 
-
 METHODS = {
     "unclipped": "Double DQN",
     "clipped": "with clipping",
