@@ -28,6 +28,9 @@ NORMALIZED = """Normalised return: 0 is random play, 1 the best method at a scal
 learning rate that is best for it in each game and case at a scale of 1. Interquartile mean over all random
 seeds of all games, with a 95 % bootstrap interval."""
 
+BETTER = """Methods whose normalised return is higher than that with Pop-Art, with intervals that do not
+overlap. What that means for a choice is in docs/explanation/which-normalisation.md."""
+
 SUMMARY = """Interquartile mean over random seeds of the return, in the game's own units, with its 95 %
 bootstrap interval. A method has a second row if its best learning rate at a scale of 1 is not 0.001."""
 
@@ -120,6 +123,9 @@ def estimate(returns: np.ndarray) -> Interval:
 def show(page: Page, comparison: Comparison) -> None:
     """Draw all methods, and write tables of them."""
     if comparison.can_normalize:
+        better = list(_better_than_popart(comparison))
+        if better:
+            page.show_table("better", "Where Pop-Art is not the best", BETTER, better)
         heading, draw = "Normalised return", _cases_figure
         if len(comparison.scales) > 1:
             heading, draw = "Normalised return against the scale of rewards", _all_games_figure
@@ -141,6 +147,20 @@ def _normalized_table(comparison: Comparison) -> list[dict[str, Any]]:
         }
         for method in comparison.methods
     ]
+
+
+def _better_than_popart(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield the methods that are better than Pop-Art somewhere, and where."""
+    for title, case, place in comparison.columns if "popart" in comparison.methods else ():
+        found = {
+            method: over_seeds(iqm, comparison.normalized(method, case, place))
+            for method in comparison.methods
+        }
+        popart = found["popart"]
+        for method, interval in found.items():
+            if interval.low > popart.high:
+                texts = {"normalised return": interval.text(".2f"), METHODS["popart"]: popart.text(".2f")}
+                yield {"rewards": title, "method": METHODS[method], **texts}
 
 
 def _summary(comparison: Comparison) -> list[dict[str, Any]]:
