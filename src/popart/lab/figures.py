@@ -13,6 +13,7 @@ __all__ = [
     "AGENT_COLOURS",
     "ART",
     "COLOURS",
+    "GREY",
     "INK",
     "POPART",
     "SGD",
@@ -29,6 +30,9 @@ COLOURS = {"sgd": SGD, "art": ART, "popart": POPART}
 
 AGENT_COLOURS = {"unclipped": SGD, "clipped": ART, "popart": POPART}
 """The colours of agents in Fig. 1b."""
+
+GREY = "#707070"
+"""The colour of what is shown but not meant."""
 
 
 styled = mpl.rc_context(STYLE)  # pyright: ignore[reportArgumentType]

@@ -194,6 +194,25 @@ def test_games_without_gradients_are_left_out_of_the_range_of_norms(tmp_path: Pa
     assert 0.5 < orders < np.log10(5)
 
 
+def test_games_without_any_score_are_marked_and_the_range_without_them_is_given(tmp_path: Path) -> None:
+    """Their gradients are tiny for every agent, and widen the range of each by orders of magnitude."""
+    games = ("pong", "boxing", "breakout", "asterix", "atlantis", "venture")
+    for agent in ("clipped", "popart"):
+        for i, game in enumerate(games):
+            empty = game == "venture"
+            norm = 1e-4 if empty else 0.1 * (i + 1)
+            write_run(tmp_path / "runs", game, agent, 0, 0.0 if empty else 1.0, norm=norm)
+    report = Report((tmp_path / "runs",), out=tmp_path / "out").run()
+    (shown,) = (x for x in read_manifest(report)["shown"] if x["name"] == "figure_1b")
+    assert shown["caption"].endswith("Grey: games in which every score of every agent is 0: venture.")
+    norms = table(report, "norms")
+    for agent in ("clipped", "popart"):
+        assert numbers(norms["orders of magnitude"][agent])[0] > 3
+        assert numbers(norms["orders of magnitude, 5 games with scores"][agent])[0] < np.log10(5)
+    (found,) = (x for x in read_manifest(report)["findings"] if "than with clipping" in x["claim"])
+    assert "95 % of 6 games" in found["here"]
+
+
 def test_a_missing_agent_is_said_and_the_other_is_shown(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "pong", "popart", 0, 5.0)
     report = Report((tmp_path / "runs",), out=tmp_path / "out").run()

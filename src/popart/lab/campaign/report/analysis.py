@@ -96,8 +96,9 @@ def _norms(page: Page, found: Scores) -> None:
     main = [name for name in ("clipped", "popart") if name in agents] or agents
     games = [game for game in found.games if all((game, agent) in lines for agent in main)]
     agents = [agent for agent in agents if all((game, agent) in lines for game in games)]
+    scored = {row["game"] for row in page.table("runs") if row.get("scored") != "False"}
     if games and agents:
-        show(page, games, agents, lines)
+        show(page, games, agents, lines, [game for game in games if game not in scored])
 
 
 def lines_of(rows: Sequence[Mapping[str, str]]) -> dict[tuple[str, str], Line]:

@@ -88,6 +88,7 @@ def _row(each: Compared, frames: int) -> dict[str, Any]:
         "frames": last["frames"],
         "updates": last["updates"],
         "score": each.score,
+        "scored": any(float(row["score_100"] or 0) for row in each.run.until(frames)),
     }
 
 

@@ -1,6 +1,6 @@
 """Figure 1b: norms of gradients with and without clipping and with Pop-Art, from the table of norms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from popart.lab.analysis import Page
 from popart.lab.envs.games import is_atari
-from popart.lab.figures import AGENT_COLOURS, INK, letter, styled, subplots
+from popart.lab.figures import AGENT_COLOURS, GREY, INK, letter, styled, subplots
 from popart.lab.intervals import FEW, Interval, over_games
 
 TITLES = {"unclipped": "Unclipped", "clipped": "Clipped", "popart": "Pop-Art"}
@@ -52,11 +52,14 @@ def analyse(page: Page) -> None:
     show(page, games, agents, {(game, agent): _line(rows, game, agent) for game in games for agent in agents})
 
 
-def show(page: Page, games: Sequence[str], agents: Sequence[str], lines: Lines) -> None:
+def show(
+    page: Page, games: Sequence[str], agents: Sequence[str], lines: Lines, scoreless: Collection[str] = ()
+) -> None:
     """Show figure, table and findings of agents that all have the same games.
 
     Games in which an agent has no gradients most of the time, for want of rewards, are left out: 0 is no
-    number of orders of magnitude away from anything.
+    number of orders of magnitude away from anything. In a scoreless game no agent met a reward, and its
+    gradients are those of initial weights that decay; findings count it, and the table has both.
     """
     still = [game for game in games if any(np.median(lines[game, agent].norm) == 0 for agent in agents)]
     games = [game for game in games if game not in still]
@@ -65,12 +68,24 @@ def show(page: Page, games: Sequence[str], agents: Sequence[str], lines: Lines) 
     caption = FIGURE + (
         f" Left out, because gradients are 0 in half of the rows: {', '.join(still)}." * bool(still)
     )
-    medians = {agent: [float(np.median(lines[game, agent].norm)) for game in games] for agent in agents}
+    scored = [game for game in games if game not in scoreless]
+    if len(scored) < len(games):
+        grey = ", ".join(game for game in games if game in scoreless)
+        caption += f" Grey: games in which every score of every agent is 0: {grey}."
+    medians = {agent: _medians(games, agent, lines) for agent in agents}
     spreads = {agent: over_games(spread, norms) for agent, norms in medians.items()}
-    page.figure("figure_1b", "Figure 1b", caption, _figure(games, lines, spreads))
-    page.show_table("norms", "Norms of gradients", TABLE, _rows(games, medians, spreads))
+    page.figure("figure_1b", "Figure 1b", caption, _figure(games, lines, spreads, scoreless))
+    rows = _rows(games, medians, spreads)
+    if 0 < len(scored) < len(games):
+        without = {agent: over_games(spread, _medians(scored, agent, lines)) for agent in agents}
+        rows.insert(-1, _orders(f"orders of magnitude, {len(scored)} games with scores", without))
+    page.show_table("norms", "Norms of gradients", TABLE, rows)
     if comparable(games):
         _find(page, len(games), medians, spreads)
+
+
+def _medians(games: Sequence[str], agent: str, lines: Lines) -> list[float]:
+    return [float(np.median(lines[game, agent].norm)) for game in games]
 
 
 def comparable(games: Sequence[str]) -> bool:
@@ -96,9 +111,13 @@ def _rows(
     norms = {agent: dict(zip(games, some, strict=True)) for agent, some in medians.items()}
     return [
         *({"game": game, **{agent: f"{norms[agent][game]:.3g}" for agent in norms}} for game in games),
-        {"game": "orders of magnitude", **{agent: x.text(".2f") for agent, x in spreads.items()}},
+        _orders("orders of magnitude", spreads),
         {"game": "orders of magnitude (paper, 57 games)", **{agent: PAPER[agent] for agent in norms}},
     ]
+
+
+def _orders(name: str, spreads: Mapping[str, Interval]) -> dict[str, Any]:
+    return {"game": name, **{agent: x.text(".2f") for agent, x in spreads.items()}}
 
 
 def _find(
@@ -127,17 +146,20 @@ def _find(
 
 
 @styled
-def _figure(games: Sequence[str], lines: Lines, spreads: Mapping[str, Interval]) -> Figure:
+def _figure(
+    games: Sequence[str], lines: Lines, spreads: Mapping[str, Interval], scoreless: Collection[str]
+) -> Figure:
     figure, panels = subplots(1, len(spreads), height=2.7, sharey=True, squeeze=False)
     for axes, (agent, orders) in zip(panels.flat, spreads.items(), strict=True):
-        _panel(axes, AGENT_COLOURS[agent], [lines[game, agent] for game in games])
+        colours = [GREY if game in scoreless else AGENT_COLOURS[agent] for game in games]
+        _panel(axes, AGENT_COLOURS[agent], [lines[game, agent] for game in games], colours)
         told = f"{orders.text()} orders" if len(games) > 1 else "one game"
         letter(axes, f"{TITLES[agent]}\n{told}")
     panels.flat[0].set(ylabel="norm of summed gradient")
     return figure
 
 
-def _panel(axes: Any, colour: str, lines: Sequence[Line]) -> None:
+def _panel(axes: Any, colour: str, lines: Sequence[Line], colours: Sequence[str]) -> None:
     first, last = max(x.updates[0] for x in lines), min(x.updates[-1] for x in lines)
     unit, name = (1, "updates") if last < 10_000 else (1000, "thousand updates")
     lines = [Line(x.updates[x.norm > 0] / unit, x.norm[x.norm > 0]) for x in lines]
@@ -146,8 +168,8 @@ def _panel(axes: Any, colour: str, lines: Sequence[Line]) -> None:
     for part, shade in ((0.95, 0.12), (0.9, 0.15), (0.5, 0.25)):
         low, high = np.quantile(norms, ((1 - part) / 2, (1 + part) / 2), axis=0)
         axes.fill_between(at, 10**low, 10**high, color=colour, alpha=shade, linewidth=0)
-    for line in lines:
-        axes.plot(line.updates, line.norm, "--", color=colour, alpha=0.6, linewidth=0.7)
+    for line, own in zip(lines, colours, strict=True):
+        axes.plot(line.updates, line.norm, "--", color=own, alpha=0.6, linewidth=0.7)
     for norm in PAPER_RANGE:
         axes.axhline(norm, color=INK, linestyle=":", linewidth=0.8)
     axes.set(yscale="log", xlabel=name)
