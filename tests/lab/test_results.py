@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from popart.lab.envs.games import scores
+from popart.lab.experiments.gradient_norms.analysis import spread
 from popart.lab.files import read_table
+from popart.lab.intervals import over_games
 from popart.lab.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -167,3 +169,54 @@ def test_values_by_the_number_of_copies() -> None:
 def test_variance_explained_by_initial_weights(agent: str) -> None:
     rows = [row for row in read_table(ROOT / "results" / "start.csv") if row["agent"] == agent]
     assert cells("atari.md", f"`{agent}`") == [f"{float(row['explained after 8000']):.2f}" for row in rows]
+
+
+ORDERS = {
+    "here, all 57 games": "orders of magnitude",
+    "here, the 53 games with scores": "orders of magnitude, 53 games with scores",
+}
+
+
+def test_the_norms_of_57_games() -> None:
+    """Fig. 1b: the page has the ranges of the report, and claims no agreement that is not found."""
+    report = ROOT / "results" / "lab" / "campaign"
+    norms = {row["game"]: row for row in read_table(report / "norms.csv")}
+    agents = ("unclipped", "clipped", "popart")
+    for row, name in ORDERS.items():
+        expected = [[float(x) for x in re.findall(r"[\d.]+", norms[name][agent])] for agent in agents]
+        shown = [[float(x) for x in re.findall(r"[\d.]+", cell)] for cell in cells("atari.md", row) if cell]
+        np.testing.assert_allclose(shown, expected, atol=0.0501)
+    agrees = [finding["agrees"] for finding in read_manifest(report)["findings"]]
+    assert agrees == [False, False, False, True, False]
+    assert (report / "figure_1b.png").read_bytes() == (ROOT / "docs" / "figure_1b.png").read_bytes()
+    (about,) = read_table(report / "about.csv")
+    assert (about["games"], about["frames"], about["runs compared"]) == ("57", "520,000", "171")
+    assert "same sign on 29 of 57" in read_manifest(report)["findings"][0]["here"]
+
+
+def test_the_norms_at_the_end_of_training() -> None:
+    lines: dict[tuple[str, str], list[float]] = {}
+    for row in read_table(ROOT / "results" / "lab" / "campaign" / "gradients.csv"):
+        lines.setdefault((row["game"], row["agent"]), []).append(32 * float(row["gradient_norm"]))
+    silent = {"enduro", "freeway", "montezuma_revenge", "venture"}
+    scored = sorted({game for game, _ in lines} - silent)
+    assert len(scored) == 53
+    shown = cells("atari.md", "here, these 53, last third of the updates")
+    for agent, cell in zip(("unclipped", "clipped", "popart"), shown, strict=False):
+        third = [lines[game, agent][-(len(lines[game, agent]) // 3) :] for game in scored]
+        found = over_games(spread, [float(np.median(norms)) for norms in third])
+        np.testing.assert_allclose([float(x) for x in re.findall(r"[\d.]+", cell)], found, atol=0.0501)
+    last = [lines[game, "popart"][-1] for game in scored]
+    low, high = np.quantile(last, (0.25, 0.75))
+    assert f"between {low:.0f} and {high:.0f} after 27,500 updates" in words("docs/explanation/atari.md")
+
+
+def test_stored_runs_of_the_campaign_are_finished_and_equally_long() -> None:
+    runs = sorted((ROOT / "results" / "campaign").iterdir())
+    assert len(runs) == 3 * 57
+    for run in runs:
+        manifest = read_manifest(run)
+        assert manifest["finished"]
+        assert "NVIDIA H200" in manifest["device"]
+        assert manifest["settings"]["frames"] == 520_000
+        assert int(read_table(run / "metrics.csv")[-1]["updates"]) == pytest.approx(27_500, abs=20)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from popart.lab.analysis import Page, analyse, analyse_all
 from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.experiments.regression.config import Regression
@@ -361,3 +362,23 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert b"updates/s" in shown
     assert "━".encode() in shown
+
+
+def test_many_runs_are_analysed_side_by_side_as_each_alone(finished: Path, tmp_path: Path) -> None:
+    folders = [shutil.copytree(finished, tmp_path / f"run-{i}") for i in range(5)]
+    for figure in (path for folder in folders for path in folder.glob("*.png")):
+        figure.unlink()
+    together = analyse_all(folders)
+    assert files(folders[0]) == files(folders[4]) == files(finished)
+    alone = json.loads(json.dumps(analyse(Page(finished)).results()))
+    assert together == [alone] * 5
+
+
+def test_what_is_wrong_with_one_of_many_runs_is_named(finished: Path, tmp_path: Path) -> None:
+    folders = [shutil.copytree(finished, tmp_path / f"run-{i}") for i in range(5)]
+    (folders[3] / "grid.csv").write_text("method\nsgd\n")
+    with pytest.raises(LabError, match=r"run-3.grid\.csv"):
+        analyse_all(folders)
+    (folders[3] / "manifest.json").unlink()
+    with pytest.raises(LabError, match="run-3 is not a run folder"):
+        analyse_all(folders)

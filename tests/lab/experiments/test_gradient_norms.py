@@ -18,7 +18,6 @@ from popart.lab.experiments.gradient_norms.analysis import spread
 from popart.lab.experiments.gradient_norms.config import Norms
 from popart.lab.experiments.gradient_norms.run import training
 from popart.lab.files import read_table
-from popart.lab.intervals import Interval
 from popart.lab.manifest import read_manifest
 from popart.lab.runs import Run
 from popart.lab.train.config import Train
@@ -144,12 +143,6 @@ def test_the_stored_run_of_eight_games_does_not_claim_what_it_cannot_show() -> N
     assert findings[claim] is False
     page = (RESULTS.parents[2] / "docs" / "explanation" / "atari.md").read_text("utf-8")
     orders = read_table(RESULTS / "norms.csv")[-2]
-    cells = [
-        Interval(*map(float, re.findall(r"[\d.]+", orders[agent]))).text()
-        for agent in orders
-        if agent != "game"
-    ]
-    assert f"| here, 8 games, the beginning of training | {' | '.join(cells)} |" in page
-    assert (RESULTS / "figure_1b.png").read_bytes() == (
-        RESULTS.parents[2] / "docs" / "figure_1b.png"
-    ).read_bytes()
+    values = [orders[agent].split()[0] for agent in ("unclipped", "clipped", "popart")]
+    told = "{:.1f}, {:.1f} and {:.1f} orders, with intervals that overlap".format(*map(float, values))
+    assert told in " ".join(page.split())

@@ -245,8 +245,22 @@ def test_the_page_has_the_table_of_results() -> None:
         method, *cells = row.values()
         line = f"| {method} | {' | '.join([*cells, normalised.get(method, '')])} |"
         assert re.sub(r"-(?=\d)", "−", line).replace(" |  |", " | |") in page
-    assert settings["seeds"] == 3
-    assert "over **three** random seeds" in page
+    assert settings["seeds"] == 10
+    assert "over ten random seeds" in page
+
+
+def test_art_without_pop_is_better_than_popart_as_the_page_says() -> None:
+    """With a statistic per game: over all games and in Space Invaders, and in no other game."""
+
+    def without_overlap(name: str, column: str) -> bool:
+        rows = {row["method"]: row[column] for row in read_table(RESULTS / f"{name}.csv")}
+        methods = "Art without Pop, per game", "Pop-Art, one per game"
+        art, pop = ([float(x) for x in re.findall(r"[-\d.]+", rows[method])] for method in methods)
+        return art[1] > pop[2]
+
+    assert without_overlap("normalised", "mean")
+    games = ("Catch", "Breakout (MinAtar)", "Space Invaders (MinAtar)", "Freeway (MinAtar)")
+    assert [without_overlap("summary", game) for game in games] == [False, False, True, False]
 
 
 def test_the_results_are_those_of_their_rows(tmp_path: Path) -> None:
