@@ -15,6 +15,7 @@ from popart.lab.manifest import read_manifest
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results" / "lab"
 PAGE = (ROOT / "docs" / "explanation" / "which-normalisation.md").read_text("utf-8")
+NOT_THE_BEST = PAGE.split("## Where Pop-Art is not the best")[1].split("\n## ")[0]
 PLAYED = ("catch", "cartpole", "breakout", "freeway")
 
 
@@ -98,13 +99,32 @@ def test_others_are_as_good_as_popart_at_the_scales_that_the_page_names(other: s
         )
 
 
+WITH_ADAM = ("two_hot", "hl_gauss", "adaptive_bins", "popart_adam", "unclipped_adam")
+
+
 @pytest.mark.parametrize(
-    ("case", "better"), [("grows", ("vecnormalize", "clipped")), ("rare", ("hl_gauss", "clipped", "symlog"))]
+    ("case", "better"),
+    [
+        ("grows", ("vecnormalize", "clipped")),
+        ("rare", ("hl_gauss", "clipped", "symlog")),
+        ("steady", ("hl_gauss", "popart_adam")),
+        (
+            "shrinks",
+            ("vecnormalize", "unclipped_adam", "popart_adam", "hl_gauss", "adaptive_bins", "two_hot"),
+        ),
+    ],
 )
 def test_others_are_better_than_popart_where_the_page_says_so(case: str, better: tuple[str, ...]) -> None:
     pop = normalized("methods-changing", "popart", case)
-    for method in better:
-        assert normalized("methods-changing", method, case).low > pop.high
+    found = [normalized("methods-changing", method, case) for method in better]
+    assert all(interval.low > pop.high for interval in found)
+    assert all(f"{interval.value:.2f}" in NOT_THE_BEST for interval in found)
+    listed = [
+        row for row in read_table(RESULTS / "methods-changing" / "better.csv") if row["rewards"] == case
+    ]
+    assert {METHODS[method] for method in better} <= {row["method"] for row in listed}
+    if case != "rare":  # of which the page names three
+        assert len(listed) == len(better)
 
 
 def test_no_method_is_a_straw_man_at_scale_1_but_for_those_that_the_page_names() -> None:
