@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from popart.lab.analysis import Page
-from popart.lab.experiments.reward_scale.comparison import Comparison, estimate, read
+from popart.lab.experiments.reward_scale.comparison import Comparison, better_than_popart, estimate, read
 from popart.lab.experiments.reward_scale.config import CASES, METHODS, SCALES
 from popart.lab.files import read_table
 from popart.lab.intervals import Interval, iqm, over_seeds
@@ -97,6 +97,12 @@ def test_others_are_as_good_as_popart_at_the_scales_that_the_page_names(other: s
         assert overlap(
             normalized("methods", "popart", scale=scale), normalized("methods", other, scale=scale)
         )
+
+
+def test_the_stored_table_has_all_methods_that_are_better_than_popart() -> None:
+    rows = read_table(RESULTS / "methods-changing" / "better.csv")
+    assert rows == list(better_than_popart(comparison("methods-changing")))
+    assert not list(better_than_popart(comparison("methods")))
 
 
 WITH_ADAM = ("two_hot", "hl_gauss", "adaptive_bins", "popart_adam", "unclipped_adam")

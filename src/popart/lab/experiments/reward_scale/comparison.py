@@ -123,7 +123,7 @@ def estimate(returns: np.ndarray) -> Interval:
 def show(page: Page, comparison: Comparison) -> None:
     """Draw all methods, and write tables of them."""
     if comparison.can_normalize:
-        better = list(_better_than_popart(comparison))
+        better = list(better_than_popart(comparison))
         if better:
             page.show_table("better", "Where Pop-Art is not the best", BETTER, better)
         heading, draw = "Normalised return", _cases_figure
@@ -149,7 +149,7 @@ def _normalized_table(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
-def _better_than_popart(comparison: Comparison) -> Iterator[dict[str, Any]]:
+def better_than_popart(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield the methods that are better than Pop-Art somewhere, and where."""
     for title, case, place in comparison.columns if "popart" in comparison.methods else ():
         found = {
