@@ -610,6 +610,17 @@ def test_calls_outside_of_a_compiled_network_do_not_recompile_it() -> None:
             torch.testing.assert_close(compiled(H), head(H))
 
 
+def test_one_compiled_function_updates_heads_with_different_step_sizes() -> None:
+    """PyTorch's compiler makes a number that differs between calls a symbol, which is no constant."""
+    torch.compiler.reset()
+    update = torch.compile(lambda head, y: head.update(y))
+    for beta in (1e-3, 1e-2, 1e-1):
+        compiled, eager = PopArt(8, 3, beta=beta), PopArt(8, 3, beta=beta)
+        for y in (targets((3,)), targets((3,), size=10.0)):
+            torch.testing.assert_close(update(compiled, y), eager.update(y))
+        torch.testing.assert_close(compiled.sigma, eager.sigma)
+
+
 def test_targets_may_be_lists_and_arrays() -> None:
     y = targets((3,), size=100.0)
     head, *others = (PopArt(8, 3, FAST, per_output=True) for _ in range(3))

@@ -63,13 +63,15 @@ class Step(NamedTuple):
 
 def constants(art: Rule[Any], state: Any, y: Tensor) -> Constants | None:
     """Return the constants if these functions apply: to `Moments` of one statistic with plain settings."""
-    if type(art) is not Moments or not isinstance(art.beta, float) or art != Moments(art.beta, art.std):
+    if not is_eager(y) or type(art) is not Moments or not isinstance(art.beta, float):
+        return None
+    if art != Moments(art.beta, art.std):
         return None
     if art.beta >= 1 or state.moments.dtype != torch.float32 or state.moments.ndim != 1 or not y.numel():
         return None
     if not y.is_floating_point() or y.dtype.itemsize > 4 or y.device != state.moments.device:
         return None
-    if y.device.type == "mps" or not is_eager(y):
+    if y.device.type == "mps":
         return None
     found = _CONSTANTS.get((art.beta, y.device))
     if found is None and not (y.is_cuda and torch.cuda.is_current_stream_capturing()):
