@@ -57,8 +57,8 @@ def agreement(differences: Sequence[Difference], heading: str) -> Figure:
     _percent_axis(axes, "y")
     axes.set(xlabel="the paper's difference of normalised scores", ylabel="ours")
     axes.grid()
-    for name, colour, y_place in (("same sign", POPART, 0.95), ("other sign", ART, 0.87)):
-        axes.text(0.015, y_place, name, color=colour, va="top", transform=axes.transAxes)
+    for name, colour, right in (("same sign", POPART, 0.86), ("other sign", ART, 1.0)):
+        axes.text(right, 1.03, name, color=colour, ha="right", transform=axes.transAxes)
     letter(axes, heading)
     return figure
 
