@@ -184,6 +184,46 @@ def test_what_was_looked_up_is_never_used_for_other_memory(
         assert all(torch.equal(x, before[name]) for name, x in old.state_dict().items())
 
 
+def loaded(head: PopArt, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return optimizer
+
+
+def without_state_of_the_weight(head: PopArt, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    del optimizer.state[head.weight]
+    return optimizer
+
+
+def another(head: PopArt, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    return torch.optim.SGD(head.parameters(), 1e-3, momentum=0.9)
+
+
+@pytest.mark.parametrize("change", [loaded, without_state_of_the_weight, another])
+def test_state_of_an_optimizer_that_is_replaced_is_rescaled_too(
+    change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [made(PopArt) for _ in range(2)]
+    taken = quick_updates(monkeypatch)
+    quick = numbers.update
+    y = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
+    h = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
+    for t, part in enumerate(y):
+        for i, update in enumerate((quick, lambda *given: None)):
+            head, optimizer = pairs[i]
+            if t == 10:
+                optimizer = change(head, optimizer)
+                pairs[i] = head, optimizer
+            monkeypatch.setattr(numbers, "update", update)
+            targets = head.update((1 + t) * part, optimizer=optimizer)
+            optimizer.zero_grad()
+            (head.normalized(h) - targets[:, None]).square().mean().backward()
+            optimizer.step()
+    assert taken.count(True) > 15
+    for one, other in zip(*(optimizer.state.values() for _, optimizer in pairs), strict=True):
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
+
+
 def test_settings_that_change_later_are_heeded() -> None:
     (head, adam), (reference, _) = made(PopArt), made(PopArt, popart.Moments(beta=0.5))
     head.update(torch.zeros(2).normal_())

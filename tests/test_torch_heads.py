@@ -149,9 +149,9 @@ def test_rescaling_in_one_operation_does_what_the_general_way_does(power: int) -
     for x in (torch.randn(3, 6), torch.randn(3)):
         general, fast = x.clone(), x.clone()
         for way, y in ((far, general), (near, fast)):
-            way.rescale_(y, power, x.ndim == 1)
+            way.apply_([(y, power, x.ndim == 1)], [])
             if x.ndim == 1:
-                way.move_(y)
+                way.apply_([], [y])
         torch.testing.assert_close(fast, general, rtol=4 * EPS, atol=EPS)
 
 

@@ -71,7 +71,9 @@ class Batch(NamedTuple):
             return statistic
         if self.strays:
             return statistic[self.index.clip(1, self.tasks) - 1]
-        return statistic.take(self.index, 0) if is_numpy(statistic) else statistic[self.index]
+        if is_numpy(statistic):
+            return statistic.take(self.index, 0, mode="clip")  # "raise" takes twice as long to check again
+        return statistic[self.index]
 
     def mean(self, x: Array) -> Array:
         """Return weighted means of values `(n, *shape)`; 0 of none."""
@@ -156,7 +158,9 @@ def take(
     if not len(y):
         y, mask, weights, index = _nothing(xp, y, like, index)
     elif xp is np and mask is None and weights is None and _all_finite(y, like):
-        count = len(y) if index is None else _counted(index, tasks, y.ndim - 1)
+        count = len(y)
+        if index is not None:
+            count = np.bincount(index, minlength=tasks).reshape((tasks, *(1,) * (y.ndim - 1)))
         return _joined(Batch(y, None, count, 0, index, tasks, across, y.dtype != like.dtype))
     batch = Batch(y, None, weights, mask, index, tasks, across, y.dtype != like.dtype, strays)
     return _sifted(xp, batch, event_axes)
@@ -209,12 +213,6 @@ def _joined(batch: Batch) -> Batch:
     return batch._replace(weight=batch.across.sum(weight), skipped=batch.across.sum(0 * weight))
 
 
-def _counted(index: Array, tasks: int, axes: int) -> Array:
-    count = np.zeros(tasks, np.int64)
-    np.add.at(count, index, 1)
-    return count.reshape((tasks, *(1,) * axes))
-
-
 def _batch_shape(shape: tuple[int, ...], one: tuple[int, ...]) -> tuple[int, ...]:
     lead = len(shape) - len(one)
     if lead < 0 or shape[lead:] != one:
@@ -261,4 +259,4 @@ def _checked_index(
             f"index reaches from {values.min()} to {values.max()}; "
             f"these statistics are of tasks 0 to {tasks - 1}"
         )
-    return index, False
+    return index.astype(np.intp, copy=False) if xp is np else index, False

@@ -9,7 +9,7 @@ import numpy as np
 
 from popart._arrays import Array, asarray, cast, eps_of, eye, is_ndarray, namespace
 from popart.affine import Affine
-from popart.batches import FLOAT32_MAX, Across, Batch
+from popart.batches import FLOAT32_MAX, Batch
 from popart.correspondence import check_std
 from popart.numerics import accumulate, divide, joined, split, unit, widened
 from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, zeros
@@ -82,24 +82,7 @@ class Moments(Rule[MomentsState]):
         moments = advance(state.moments, mean, std, beta, fresh)
         return MomentsState(tally(state.counts, batch), batch.where_counted(moments, state.moments))
 
-    def update(
-        self,
-        state: MomentsState,
-        targets: Array,
-        *,
-        mask: Array = None,
-        weights: Array = None,
-        index: Array = None,
-        across: Across | None = None,
-    ) -> MomentsState:
-        """Return the state after a batch of targets (see `Rule.update`)."""
-        plain = mask is None and weights is None and index is None and across is None
-        quick = self._update_numbers(state, targets) if plain else None
-        if quick is not None:
-            return quick
-        return super().update(state, targets, mask=mask, weights=weights, index=index, across=across)
-
-    def _update_numbers(self, state: MomentsState, targets: Array) -> MomentsState | None:
+    def _quick_update(self, state: MomentsState, targets: Array) -> MomentsState | None:
         """Update one float32 statistic of NumPy's with Python's numbers, which take a fraction of the time.
 
         Return None for other arrays, targets that are not finite, and a step that is a function.

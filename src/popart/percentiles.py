@@ -66,8 +66,9 @@ class Bounds(Rule[BoundsState]):
         beta, _ = step_size(self.beta, self.nu0, state.counts[0], least)
         if batch.wide:
             now = joined(bounds[:2], bounds[2:], least.dtype)
-            moved = now + beta * xp.stack(self.pulls(batch, batch.y, now, 0 * now[0] + 1))
-            new = xp.concatenate(split(_in_order(moved), bounds.dtype))
+            low, high = now + beta * xp.stack(self.pulls(batch, batch.y, now, 0 * now[0] + 1))
+            moved = xp.stack((xp.minimum(low, high), xp.maximum(low, high)))
+            new = xp.concatenate(split(moved, bounds.dtype))
         else:
             new = self._moved_in_one_precision(batch, bounds, beta, least, largest)
         if self.nu0 is None:
@@ -160,8 +161,3 @@ class Extremes(Bounds):
     def pulls(self, batch: Batch, y: Array, bounds: Array, one: Array) -> tuple[Array, Array]:
         least, largest = batch._replace(y=y).range()
         return least - bounds[0], largest - bounds[1]
-
-
-def _in_order(bounds: Array) -> Array:
-    xp = namespace(bounds)
-    return xp.stack((xp.minimum(bounds[0], bounds[1]), xp.maximum(bounds[0], bounds[1])))

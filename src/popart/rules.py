@@ -124,10 +124,17 @@ class Rule(ABC, Generic[State]):
                 task without a target is left as it was.
             across: replicas that see parts of the same batch; `popart.jax.step` and heads make one.
         """
+        plain = mask is None and weights is None and index is None and across is None
+        quick = self._quick_update(state, targets) if plain else None
+        if quick is not None:
+            return quick
         state = follow(state, targets)
         statistic = state[1] if state[1].ndim == state[0].ndim - 1 else state[1][0]
         batch = take(statistic, targets, mask, weights, index, across, self.event_axes)
         return self.absorb(state, batch)
+
+    def _quick_update(self, state: State, targets: Array) -> State | None:
+        """Return the state after a batch without options, or None where there is no quicker way."""
 
 
 def follow(state: State, targets: Array) -> State:

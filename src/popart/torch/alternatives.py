@@ -12,7 +12,7 @@ from popart.alternatives import Histogram, HLGauss, Transform
 from popart.alternatives.supports import SLACK, following, interpolation
 from popart.rules import Fixed, Rule
 from popart.torch import checks, optimizers
-from popart.torch.base import Layer, LayerChange, apply_linear, without_autocast
+from popart.torch.base import Layer, apply_linear, without_autocast
 from popart.torch.heads import PopArt
 from popart.torch.losses import like_targets
 from popart.torch.statistics import Statistics
@@ -30,15 +30,10 @@ class Art(PopArt):
 
     _averaging = False
 
-    def _rescale(
-        self,
-        layers: list[Layer],
-        change: LayerChange,
-        optimizer: Optimizer | None,
-        moments: optimizers.Moments,
-    ) -> None:
-        if self._averaging:
-            super()._rescale(layers, change, optimizer, moments)
+    def _affected(
+        self, layers: list[Layer], optimizer: Optimizer | None, moments: optimizers.Moments
+    ) -> optimizers.Affected:
+        return super()._affected(layers, optimizer, moments) if self._averaging else ([], [])
 
     def polyak_(self, online: Self, tau: float) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Average two heads as functions, as `PopArt` does."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -24,11 +25,11 @@ class Layer(NamedTuple):
 
 
 class LayerChange(Protocol):
-    """How a layer, and the state that an optimizer has of it, are changed in place to preserve outputs."""
+    """How layers, and the state that an optimizer has of them, are changed in place to preserve outputs."""
 
-    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None: ...
-
-    def move_(self, bias: Tensor) -> None: ...
+    def apply_(self, rescaled: Sequence[optimizers.Rescaled], moved: Sequence[Tensor]) -> None:
+        """Multiply tensors by powers of F, and change the biases in `moved` to F b + the change's `moved`."""
+        ...
 
 
 class Head(Statistics):
@@ -180,7 +181,7 @@ class Head(Statistics):
     ) -> Tensor:
         """Update one statistic in few operations."""
         step = kernels.update_(self.art, state, self._units(), y, constants)  # pyright: ignore[reportArgumentType]
-        self._rescale(layers, step, optimizer, moments)
+        step.apply_(*self._affected(layers, optimizer, moments))
         torch._foreach_copy_([self.scale, self.shift], [step.scale, step.shift])  # pyright: ignore[reportPrivateImportUsage]
         return step.targets
 
@@ -215,14 +216,11 @@ class Head(Statistics):
     ) -> None:
         """Change the layers so that outputs stay; nothing by default, for outputs without normalisation."""
 
-    def _rescale(
-        self,
-        layers: list[Layer],
-        change: LayerChange,
-        optimizer: Optimizer | None,
-        moments: optimizers.Moments,
-    ) -> None:
-        """Rescale layers, and the optimizer's state of them, in place; nothing by default."""
+    def _affected(
+        self, layers: list[Layer], optimizer: Optimizer | None, moments: optimizers.Moments
+    ) -> optimizers.Affected:
+        """Return what an update changes of layers and of the optimizer's state; nothing by default."""
+        return [], []
 
     def normalize(self, targets: Any, *, index: Tensor | None = None) -> Tensor:
         """Return targets in normalised units, for the loss."""

@@ -16,6 +16,7 @@ serves them all.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from torch.nn.functional import threshold
 from popart.moments import EPS, Moments, MomentsState
 from popart.rules import COUNT_MAX, Rule
 from popart.torch.checks import is_eager
+from popart.torch.optimizers import Rescaled
 
 
 class Constants(NamedTuple):
@@ -52,13 +54,11 @@ class Step(NamedTuple):
     moved: Tensor
     targets: Tensor
 
-    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None:
-        """Multiply a weight, a bias or an optimizer's state of it in place by F or F²."""
-        torch.mul(x, self.factor if power == 1 else self.factor.square(), out=x)
-
-    def move_(self, bias: Tensor) -> None:
-        """Change a bias to what preserves outputs, $F b + moved$, in place."""
-        torch.addcmul(self.moved, bias, self.factor, out=bias)
+    def apply_(self, rescaled: Sequence[Rescaled], moved: Sequence[Tensor]) -> None:
+        for x, power, _ in rescaled:
+            torch.mul(x, self.factor if power == 1 else self.factor.square(), out=x)
+        for bias in moved:
+            torch.addcmul(self.moved, bias, self.factor, out=bias)
 
 
 def constants(art: Rule[Any], state: Any, y: Tensor) -> Constants | None:

@@ -7,6 +7,7 @@ equations and the precision are those of `popart.moments` in NumPy.
 
 import math
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from popart.moments import EPS, Moments, equation_4
 from popart.rules import COUNT_MAX
 from popart.torch import optimizers
 from popart.torch.checks import is_transformed
+from popart.torch.optimizers import Rescaled
 
 FEW = 128
 """Number of targets up to which Python's lists are quicker than arrays."""
@@ -26,37 +28,49 @@ FEW = 128
 HUGE = 2.0**100
 """Standard deviation of targets from which differences of two of them may overflow."""
 
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")
+"""To add a multiple of this takes half of the time of adding a number."""
+
 
 class Near(NamedTuple):
-    """A change of the layer by a factor near 1, as most are: one operation for each tensor."""
+    """A change by a factor near 1, as most are: one call for all tensors, and one for each bias."""
 
     less_1: float
     """F - 1."""
 
     moved: float
 
-    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None:
-        """Multiply a weight, a bias or an optimizer's state of it in place by F or F²."""
-        x.add_(x, alpha=self.less_1 if power == 1 else self.less_1 * (2 + self.less_1))
+    def apply_(self, rescaled: Sequence[Rescaled], moved: Sequence[Tensor]) -> None:
+        self.apply_to_(_repeated(rescaled, moved), moved)
 
-    def move_(self, bias: Tensor) -> None:
-        """Change a bias to what preserves outputs, $F b + moved$, in place."""
-        bias.add_(bias, alpha=self.less_1).add_(self.moved)
+    def apply_to_(self, tensors: list[Tensor], moved: Sequence[Tensor]) -> None:
+        """Multiply each tensor by F as often as it is in the list, and move the biases."""
+        if tensors:
+            torch._foreach_add_(tensors, tensors, alpha=self.less_1)  # pyright: ignore[reportPrivateImportUsage]
+        for bias in moved:
+            bias.add_(_ONE, alpha=self.moved)
+
+
+def _repeated(rescaled: Sequence[Rescaled], moved: Sequence[Tensor]) -> list[Tensor]:
+    """Return all tensors, those that are multiplied by F² twice; on a CPU they are changed one by one."""
+    return [*moved, *(x for x, power, _ in rescaled for _ in range(power))]
 
 
 class Memory:
     """What an update reads and writes, looked up once. Copies of the head have None instead."""
 
-    __slots__ = ("accepted", "art", "layers", "pointers", "registered", "tensors", "views")
+    __slots__ = ("affected", "art", "layers", "parameters", "pointers", "registered", "tensors", "views")
 
     def __init__(self, head: Any) -> None:
         self.art, self.layers = head.art, head._layers()
-        self.registered = [(place.get, *entry) for place in head._registries() for entry in place.items()]
+        self.parameters = [x for layer in self.layers for x in layer[:2] if x is not None]
+        found = [(place.values, [*place.values()]) for place in head._registries()]
+        self.registered = [(values, [*map(id, held)], held) for values, held in found]
         own = head._parameters
         self.tensors = own["scale"], own["shift"], *head._raw_state()
         self.pointers = [x.data_ptr() for x in self.tensors]
         self.views: list[Any] = [memoryview(x.detach().numpy().reshape(-1)) for x in self.tensors]
-        self.accepted: tuple[Any, Any] = None, None
+        self.affected: Any = type(None), "reset", [], None
 
     @classmethod
     def of(cls, head: Any) -> Self | None:
@@ -77,19 +91,31 @@ class Memory:
 
     def _is_current(self) -> bool:
         """Return whether the head's tensors and their memory are still the same."""
-        for get, name, x in self.registered:
-            if get(name) is not x:
+        for values, ids, _ in self.registered:
+            if [*map(id, values())] != ids:
                 return False
         (a, b, c, d), at = self.tensors, self.pointers
         same = a.data_ptr() == at[0] and b.data_ptr() == at[1]
         return same and c.data_ptr() == at[2] and d.data_ptr() == at[3]
 
-    def check(self, optimizer: Optimizer, moments: optimizers.Moments) -> None:
-        """Raise unless the optimizer holds the head's parameters and its state can be converted."""
-        held, how = self.accepted
-        if held is None or held() is not optimizer or how != moments:
-            optimizers.check(optimizer, [x for layer in self.layers for x in layer[:2]], moments)
-            self.accepted = weakref.ref(optimizer), moments
+    def affected_by(self, head: Any, optimizer: Optimizer | None, how: optimizers.Moments) -> Any:
+        """Return what `Near.apply_to_` takes, looked up again if the optimizer or its state is another."""
+        held, how_before, state, affected = self.affected
+        if held() is optimizer and how == how_before != "reset" and state == self._state_of(optimizer):
+            return affected
+        if optimizer is not None:
+            optimizers.check(optimizer, self.parameters, how)
+        rescaled, moved = head._affected(self.layers, optimizer, how)
+        affected = _repeated(rescaled, moved), moved
+        held = type(None) if optimizer is None else weakref.ref(optimizer)
+        self.affected = held, how, self._state_of(optimizer), affected
+        return affected
+
+    def _state_of(self, optimizer: Optimizer | None) -> list[int]:
+        """Return the identities of what the optimizer has of the head's parameters."""
+        if optimizer is None:
+            return []
+        return [id(x) for parameter in self.parameters for x in optimizer.state.get(parameter, {}).values()]
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -102,8 +128,7 @@ def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.Momen
     memory = None if torch._C._get_tracing_state() or is_transformed(y) else Memory.of(head)
     if memory is None:
         return None
-    if optimizer is not None:
-        memory.check(optimizer, how)
+    affected = memory.affected_by(head, optimizer, how)
     scale, shift, counts, moments = memory.views
     old, count, (beta, s) = scale[0], counts[0], (memory.art.beta, memory.art.std)
     mu, sigma, mu_carry, sigma_carry = moments.tolist()
@@ -123,7 +148,7 @@ def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.Momen
     grad = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     try:
-        head._rescale(memory.layers, Near((old - new) / new, (mu - shift[0]) / new), optimizer, how)
+        Near((old - new) / new, (mu - shift[0]) / new).apply_to_(*affected)
         increment_version(memory.tensors[:2])
         return y.sub(memory.tensors[1]).div_(memory.tensors[0])
     finally:
@@ -141,8 +166,10 @@ def _measured(y: Tensor) -> tuple[float, float]:
         return mean, math.sqrt(values.dot(values) / values.size)
     some = y.tolist() if y.ndim == 1 else y.reshape(-1).tolist()
     n = len(some)
-    mean = sum(some) / n if n else math.nan
-    return mean, math.sqrt(sum([(x - mean) * (x - mean) for x in some]) / n) if n else math.nan
+    if not n:
+        return math.nan, math.nan
+    mean = sum(some) / n
+    return mean, math.dist(some, [mean] * n) / math.sqrt(n)
 
 
 def _scale(std: float, mu: float, sigma: float) -> float:

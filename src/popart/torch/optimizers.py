@@ -5,7 +5,7 @@ old units are converted to what they would have been had every gradient been in 
 gradients are multiplied by F, averages of their squares by F²; averages of steps have no unit and stay.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,12 @@ from torch import Tensor, optim
 from torch.optim.optimizer import Optimizer
 
 Moments = Literal["rescale", "keep", "reset"]
+
+Rescaled = tuple[Tensor, int, bool]
+"""A tensor to multiply by a power of F, this power (1 or 2), and whether the tensor belongs to a bias."""
+
+Affected = tuple[list[Rescaled], list[Tensor]]
+"""What an update changes in place: tensors to multiply, and biases to multiply and move."""
 
 POWERS: dict[type[Optimizer], dict[str, int]] = {
     optim.SGD: {"momentum_buffer": 1},
@@ -31,15 +37,9 @@ _CHECKED: WeakKeyDictionary[Optimizer, set[tuple[str | int, ...]]] = WeakKeyDict
 """What `check` has accepted for each optimizer: the setting, and the identities of the parameters."""
 
 
-def adjust(
-    optimizer: Optimizer,
-    weight: Tensor,
-    bias: Tensor | None,
-    rescale_: Callable[[Tensor, int, bool], None],
-    reset: bool,
-) -> None:
-    """Convert the optimizer's state of a layer to the new units in place, or set it to 0."""
-    powers = _powers(type(optimizer))
+def rescaled(optimizer: Optimizer, weight: Tensor, bias: Tensor | None, reset: bool) -> list[Rescaled]:
+    """Return the optimizer's state of a layer that has to be converted; set all of it to 0 with `reset`."""
+    powers, found = _powers(type(optimizer)), list[Rescaled]()
     for parameter in (weight,) if bias is None else (weight, bias):
         for name, x in optimizer.state.get(parameter, {}).items():
             if not isinstance(x, Tensor) or not x.ndim:
@@ -49,7 +49,8 @@ def adjust(
             elif name not in powers:
                 raise _unknown(optimizer, repr(name))
             elif powers[name]:
-                rescale_(x, powers[name], parameter is bias)
+                found.append((x, powers[name], parameter is bias))
+    return found
 
 
 def check(optimizer: Optimizer, parameters: Sequence[Tensor | None], moments: Moments) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -149,23 +149,23 @@ class NormalizedUnits(Head):
         if max_norm is not None:
             weights = [x if isinstance(change.moved, Tensor) else as_numpy(x) for x, *_ in layers]
             change = limited(change, [(x, "out_in") for x in weights], max_norm)
-        self._rescale(layers, _layer_change(change, layers[0].weight), optimizer, moments)
+        affected = self._affected(layers, optimizer, moments)
+        _layer_change(change, layers[0].weight).apply_(*affected)
 
-    def _rescale(
-        self,
-        layers: list[Layer],
-        change: LayerChange,
-        optimizer: Optimizer | None,
-        moments: optimizers.Moments,
-    ) -> None:
+    def _affected(
+        self, layers: list[Layer], optimizer: Optimizer | None, moments: optimizers.Moments
+    ) -> optimizers.Affected:
+        rescaled: list[optimizers.Rescaled] = []
+        moved: list[Tensor] = []
         for weight, bias, takes_shift in layers:
-            change.rescale_(weight, 1, False)
+            rescaled.append((weight, 1, False))
             if bias is not None and takes_shift:
-                change.move_(bias)
+                moved.append(bias)
             elif bias is not None:
-                change.rescale_(bias, 1, True)
+                rescaled.append((bias, 1, True))
             if optimizer is not None and moments != "keep":
-                optimizers.adjust(optimizer, weight, bias, change.rescale_, moments == "reset")
+                rescaled += optimizers.rescaled(optimizer, weight, bias, moments == "reset")
+        return rescaled, moved
 
     def _over_outputs(self, x: Any) -> Any:
         """Return scale or shift in a shape that broadcasts with the outputs and not with the targets."""
@@ -196,10 +196,9 @@ class Far(NamedTuple):
 
     change: Change
 
-    def rescale_(self, x: Tensor, power: int, is_bias: bool) -> None:
-        rescale = self.change.rescale_bias if is_bias else self.change.rescale
-        x.copy_(rescale(x.float() if x.dtype.itemsize < 4 else x, power=power))
-
-    def move_(self, bias: Tensor) -> None:
-        self.rescale_(bias, 1, True)
-        bias.add_(self.change.moved)
+    def apply_(self, rescaled: Sequence[optimizers.Rescaled], moved: Sequence[Tensor]) -> None:
+        for x, power, is_bias in (*rescaled, *((bias, 1, True) for bias in moved)):
+            rescale = self.change.rescale_bias if is_bias else self.change.rescale
+            x.copy_(rescale(x.float() if x.dtype.itemsize < 4 else x, power=power))
+        for bias in moved:
+            bias.add_(self.change.moved)
