@@ -30,13 +30,15 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What JAX compiles, it looks up in pytest's cache: workers share it, and so does the next run.
+    """What JAX compiles, it looks up in a cache: workers share it, and so does the next run.
 
-    A program is found there if it is the same, as is what it is compiled by; `--cache-clear` forgets all.
+    A program is found there if it is the same, as is what it is compiled by. The cache is pytest's, which
+    `--cache-clear` forgets, or the folder in POPART_TEST_CACHE, which fresh clones may share.
     """
     if config.pluginmanager.has_plugin("cacheprovider"):
         assert config.cache is not None
-        jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+        folder = os.environ.get("POPART_TEST_CACHE") or config.cache.mkdir("jax")
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
