@@ -39,7 +39,8 @@ _CHECKED: WeakKeyDictionary[Optimizer, set[tuple[str | int, ...]]] = WeakKeyDict
 
 def rescaled(optimizer: Optimizer, weight: Tensor, bias: Tensor | None, reset: bool) -> list[Rescaled]:
     """Return the optimizer's state of a layer that has to be converted; set all of it to 0 with `reset`."""
-    powers, found = _powers(type(optimizer)), list[Rescaled]()
+    powers = _powers(type(optimizer))
+    found: list[Rescaled] = []
     for parameter in (weight,) if bias is None else (weight, bias):
         for name, x in optimizer.state.get(parameter, {}).items():
             if not isinstance(x, Tensor) or not x.ndim:
