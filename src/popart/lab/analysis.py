@@ -40,6 +40,9 @@ ANALYSES = {
 FEW = 4
 """With fewer runs, another process would take longer to start than it saves."""
 
+FAILED = 2
+"""Exit status of a process of `analyse_all` if a run is damaged; its standard error says how."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -159,9 +162,6 @@ def _in_a_process(folders: Sequence[Path]) -> list[dict[str, Any]]:
         raise RuntimeError(f"analysing {', '.join(map(str, folders))} failed:\n{done.stderr}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
-
-FAILED = 2
-"""Exit status of a process whose runs have something wrong, which its standard error names."""
 
 if __name__ == "__main__":
     try:
