@@ -117,6 +117,20 @@ def test_wrapping_a_trained_network_changes_no_output(kind: str) -> None:
     assert float(head.update(torch.full((4,), 1e6)).abs().max()) <= popart.correspondence.bound(1e-4)
 
 
+@pytest.mark.parametrize(
+    "art", [popart.Moments(std=2.0), popart.Covariance(std=0.5), popart.Percentiles(beta=0.1)], ids=repr
+)
+def test_a_trained_layer_keeps_its_outputs_with_any_rule(art: popart.Rule[Any]) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3)
+    before = layer(H).detach()
+    head = PopArt.from_linear(layer, art, keep=True)
+    torch.testing.assert_close(head(H), before, rtol=0, atol=0)
+    for value in (5.0, 7.0):
+        head.update(torch.full((1, 3) if art.event_axes else (1,), value))
+        torch.testing.assert_close(head(H), before, rtol=0, atol=4e-6)
+
+
 def test_an_optimizer_goes_on_training_a_wrapped_layer() -> None:
     layer = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)

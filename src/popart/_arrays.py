@@ -41,15 +41,6 @@ def is_numpy(x: Array) -> bool:
     return isinstance(x, _NUMPY)
 
 
-def is_ndarray(x: Array) -> bool:
-    return isinstance(x, np.ndarray)
-
-
-def is_number(x: Array) -> bool:
-    """Return whether `x` is a number of NumPy's."""
-    return isinstance(x, np.generic)
-
-
 def values_of(x: Array) -> np.ndarray[Any, np.dtype[Any]] | None:
     """Return the values as a NumPy array, or None where they cannot be looked at: traced, or on a GPU."""
     xp = namespace(x)
@@ -117,17 +108,17 @@ def solve(A: Array, B: Array) -> Array:
     return xp.linalg.solve_ex(A, B)[0] if is_torch(xp) else xp.linalg.solve(A, B)
 
 
-def eye(like: Array) -> Array:
-    """Return the identity on the last axis of `like`, made where `like` is."""
-    xp = namespace(like)
-    device = {"device": like.device} if is_torch(xp) else {}
-    return xp.eye(like.shape[-1], dtype=like.dtype, **device)
-
-
 def arange(n: int, like: Array) -> Array:
+    """Return the numbers from 0 to n - 1, with the dtype of `like` and made where it is."""
     xp = namespace(like)
     device = {"device": like.device} if is_torch(xp) else {}
     return xp.arange(n, dtype=like.dtype, **device)
+
+
+def eye(like: Array) -> Array:
+    """Return the identity on the last axis of `like`."""
+    i = arange(like.shape[-1], like)
+    return cast(i[:, None] == i, like.dtype)
 
 
 def segment_sum(x: Array, index: Array, n: int) -> Array:

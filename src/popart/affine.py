@@ -14,8 +14,6 @@ from popart._arrays import (
     eye,
     float_dtype,
     is_float,
-    is_ndarray,
-    is_number,
     is_numpy,
     matmul,
     namespace,
@@ -68,21 +66,6 @@ class Affine(NamedTuple):
             return matmul(scale, g[..., None])[..., 0] + shift
         return scale * g + shift
 
-    def or_identity(self) -> "Affine":
-        r"""Return the same where a spread is known, and elsewhere a map that loses nothing.
-
-        For a layer whose outputs are kept from the start: $\Sigma = I$ and $\mu = 0$ before any target,
-        and $\Sigma = |\mu|$ while all targets are the same, so that none of them is large.
-        """
-        xp, (scale, shift) = _arrays_of(self, self.shift)
-        dead = xp.all(scale == 0, axis=-1) if self.is_dense else scale == 0
-        fallback = xp.where(xp.abs(shift) > 0, xp.abs(shift), 1.0)
-        if self.is_dense:
-            scale = scale + xp.where(dead, fallback, 0.0)[..., None] * eye(scale)
-        else:
-            scale = xp.where(dead, fallback, scale)
-        return Affine(scale, xp.where(dead, 0.0, shift))
-
     def select(self, index: Array) -> "Affine":
         """Return the normalisation of each task in `index`, where the first axis is the task."""
         return Affine(self.scale[index], self.shift[index])
@@ -115,8 +98,7 @@ def preserve(
     With `max_norm`, outputs are preserved only while this does not make the norm of an output's weights
     larger than `max_norm`. Beyond it they shrink towards the new shift.
     """
-    if not (is_ndarray(weight) and is_number(old.shift) and is_number(new.shift)):
-        (_, new), (_, old) = _arrays_of(new, weight), _arrays_of(old, weight)
+    old, new = (_arrays_of(x, weight)[1] for x in (old, new))
     _check_head(weight, bias, old, new, layout)
     _check_new_scale(old, new)
     change = change_of(old, new)

@@ -1,7 +1,6 @@
 """A batch of targets, checked and ready to be summed for statistics of some shape."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -62,15 +61,10 @@ class Batch(NamedTuple):
     wide: bool
     """Whether this is a higher precision than that of the statistics."""
 
-    strays: bool = False
-    """Whether tasks are numbered from 1, and 0 and tasks + 1 stand for numbers that could not be refused."""
-
     def each(self, statistic: Array) -> Array:
         """Return for each target the value of the statistic that it belongs to."""
         if self.index is None:
             return statistic
-        if self.strays:
-            return statistic[self.index.clip(1, self.tasks) - 1]
         if is_numpy(statistic):
             return statistic.take(self.index, 0, mode="clip")  # "raise" takes twice as long to check again
         return statistic[self.index]
@@ -87,13 +81,8 @@ class Batch(NamedTuple):
     def sum(self, x: Array) -> Array:
         """Return weighted sums of values `(n, *shape)`."""
         x = x if self.share is None else self.share * x
-        total = x.sum(0) if self.index is None else self._by_task(segment_sum, x)
+        total = x.sum(0) if self.index is None else segment_sum(x, self.index, self.tasks)
         return total if self.across is None else self.across.sum(total)
-
-    def _by_task(self, reduce: Callable[[Array, Array, int], Array], x: Array) -> Array:
-        if self.strays:
-            return reduce(x, self.index, self.tasks + 2)[1:-1]
-        return reduce(x, self.index, self.tasks)
 
     def range(self) -> tuple[Array, Array]:
         """Return the least and the largest target; 0 of none."""
@@ -102,7 +91,7 @@ class Batch(NamedTuple):
             return self.y.min(0), self.y.max(0)
         both = xp.stack((-self.y, self.y), -1)
         both = both if self.share is None else xp.where(self.share[..., None] > 0, both, -math.inf)
-        found = xp.amax(both, 0) if self.index is None else self._by_task(segment_max, both)
+        found = xp.amax(both, 0) if self.index is None else segment_max(both, self.index, self.tasks)
         found = found if self.across is None else self.across.max(found)
         found = xp.where(found > -math.inf, found, 0.0)
         return -found[..., 0], found[..., 1]
@@ -119,7 +108,7 @@ class Batch(NamedTuple):
         """Return the same without an index: all targets for each task, which count in one of them."""
         if self.index is None:
             return self
-        mine = self.index[:, None] == arange(self.tasks, self.index) + self.strays
+        mine = self.index[:, None] == arange(self.tasks, self.index)
         mine = mine.reshape((*mine.shape, *(1,) * (self.y.ndim - 1)))
         share = cast(mine, self.y.dtype) if self.share is None else mine * self.share[:, None]
         return self._replace(y=self.y[:, None] * (share > 0), share=share, index=None)
@@ -152,23 +141,25 @@ def take(
         weights = asarray(xp, weights, y.dtype, like)
         weights = _per_target(weights, batch, apart, event_axes, "weights")
         _check_weights(weights)
-    strays = False
     if index is not None:
-        index, strays = _checked_index(xp, index, batch, tasks, like)
+        index, known = _checked_index(xp, index, batch, tasks, like)
+        if known is not None:
+            known = known.reshape((-1, *(1,) * (y.ndim - 1)))
+            mask = known if mask is None else known & mask
     if not len(y):
         y, mask, weights, index = _nothing(xp, y, like, index)
-    elif xp is np and mask is None and weights is None and _all_finite(y, like):
+    elif xp is np and mask is None and weights is None and across is None and _all_finite(y, like):
         count = len(y)
         if index is not None:
             count = np.bincount(index, minlength=tasks).reshape((tasks, *(1,) * (y.ndim - 1)))
-        return _joined(Batch(y, None, count, 0, index, tasks, across, y.dtype != like.dtype))
-    batch = Batch(y, None, weights, mask, index, tasks, across, y.dtype != like.dtype, strays)
-    return _sifted(xp, batch, event_axes)
+        return Batch(y, None, count, 0, index, tasks, None, y.dtype != like.dtype)
+    batch = Batch(y, None, 0, 0, index, tasks, across, y.dtype != like.dtype)
+    return _sifted(batch, weights, mask, event_axes)
 
 
-def _sifted(xp: Namespace, batch: Batch, event_axes: int) -> Batch:
+def _sifted(batch: Batch, weights: Array, eligible: Array, event_axes: int) -> Batch:
     """Leave out what is masked, has no weight, or is not finite."""
-    y, _, weights, eligible, index, *_ = batch
+    xp, y, index = namespace(batch.y), batch.y, batch.index
     finite = xp.abs(y) <= FLOAT32_MAX if batch.wide else xp.abs(y) < math.inf
     if event_axes:
         finite = xp.all(finite, axis=-1)[..., None]
@@ -205,14 +196,6 @@ def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array,
     return y, first.reshape((1,) * y.ndim) > 0, None, None if index is None else cast(first, index.dtype)
 
 
-def _joined(batch: Batch) -> Batch:
-    """Add up the weights of replicas, of a batch of which all targets count."""
-    if batch.across is None:
-        return batch
-    weight = np.broadcast_to(np.asarray(batch.weight, batch.y.dtype), batch.y.shape[1:])
-    return batch._replace(weight=batch.across.sum(weight), skipped=batch.across.sum(0 * weight))
-
-
 def _batch_shape(shape: tuple[int, ...], one: tuple[int, ...]) -> tuple[int, ...]:
     lead = len(shape) - len(one)
     if lead < 0 or shape[lead:] != one:
@@ -243,8 +226,11 @@ def _check_weights(w: Array) -> None:
 
 def _checked_index(
     xp: Namespace, index: Any, batch: tuple[int, ...], tasks: int, like: Array
-) -> tuple[Array, bool]:
-    """Return the tasks of all targets, and whether there may be strays among them (see `Batch`)."""
+) -> tuple[Array, Array]:
+    """Return the tasks of all targets, and which of them exist, or None if all do.
+
+    Numbers out of range are refused where they can be looked at, and else left out.
+    """
     if namespace(index) is not xp or not hasattr(index, "dtype"):
         index = asarray(xp, np.asarray(index), None, like)
     if is_float(xp, index.dtype) or index.dtype == xp.bool:
@@ -253,10 +239,11 @@ def _checked_index(
         raise ValueError(f"index has shape {tuple(index.shape)}; the batch has shape {batch}")
     index, values = index.reshape(-1), values_of(index)
     if values is None:
-        return index.clip(-1, tasks) + 1, True
+        inside = index.clip(0, tasks - 1)
+        return inside, index == inside
     if values.size and not 0 <= values.min() <= values.max() < tasks:
         raise ValueError(
             f"index reaches from {values.min()} to {values.max()}; "
             f"these statistics are of tasks 0 to {tasks - 1}"
         )
-    return index.astype(np.intp, copy=False) if xp is np else index, False
+    return index.astype(np.intp, copy=False) if xp is np else index, None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from popart._arrays import Array, asarray, cast, eps_of, eye, is_ndarray, namespace
+from popart._arrays import Array, asarray, cast, eps_of, eye, namespace
 from popart.affine import Affine
 from popart.batches import FLOAT32_MAX, Batch
 from popart.correspondence import check_std
@@ -88,9 +88,9 @@ class Moments(Rule[MomentsState]):
         Return None for other arrays, targets that are not finite, and a step that is a function.
         """
         counts, moments = state
-        if not (is_ndarray(moments) and is_ndarray(targets) and targets.size) or callable(self.beta):
+        if not (isinstance(moments, np.ndarray) and isinstance(targets, np.ndarray) and targets.size):
             return None
-        if moments.shape != (4,) or moments.dtype != np.float32:
+        if moments.shape != (4,) or moments.dtype != np.float32 or callable(self.beta):
             return None
         y, count = targets.astype(np.float64).reshape(-1), int(counts[0])
         if not (y @ y < FLOAT32_MAX**2 and count < COUNT_MAX):
@@ -111,8 +111,7 @@ class Moments(Rule[MomentsState]):
         if self.epsilon:
             floored = sigma.clip(math.sqrt(self.epsilon), None)
             sigma = floored if seen is True else namespace(mu).where(seen, floored, 0.0)
-        affine = self.finish(sigma, mu, seen)
-        return affine if self.std == 1 else affine._replace(scale=affine.scale / self.std)
+        return self.finish(sigma, mu, seen, self.std)
 
 
 def advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) -> Array:
@@ -255,9 +254,8 @@ class Covariance(Rule[CovarianceState]):
         jitter = math.sqrt(8 * mu.shape[-1] * eps_of(mu.dtype))
         L = _factor([state.factor, jitter * eye(mu) + 0 * state.factor])
         seen = True if self.nu0 is not None else (state.counts[0] > 0)[..., None]
-        floor = eps_of(mu.dtype) * namespace(mu).abs(mu)
-        sigma = namespace(mu).where(sigma > 0, namespace(mu).maximum(sigma, floor), 0.0)
-        return self.finish(sigma[..., None] * L / self.std, mu, seen)
+        scale, shift = self.finish(sigma, mu, seen, self.std)
+        return Affine(scale[..., None] * L, shift)
 
 
 def _factor(blocks: Sequence[Array]) -> Array:

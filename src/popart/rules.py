@@ -15,7 +15,6 @@ from popart._arrays import (
     eps_of,
     float_dtype,
     is_float,
-    is_number,
     is_numpy,
     namespace,
     to_numpy,
@@ -79,27 +78,32 @@ class Rule(ABC, Generic[State]):
         """Whether μ can be anything but 0, which takes a bias to make up for."""
         return not self.symmetric
 
-    def finish(self, scale: Array, shift: Array, seen: Array) -> Affine:
-        """Return a normalisation with the options that all rules have.
+    def finish(self, scale: Array, shift: Array, seen: Array, std: float = 1.0) -> Affine:
+        """Return a normalisation, to a standard deviation `std`, with the options that all rules have.
 
         A spread is never below the last bit of the shift, because a float cannot hold less.
         """
-        if is_number(shift) and scale.ndim == 0 and not self.keep:
-            return self._finish_number(float(scale), float(shift), bool(seen), type(shift))
+        if isinstance(shift, np.generic) and not self.keep:
+            return self._finish_number(float(scale), float(shift), bool(seen), std, type(shift))
         xp = namespace(shift)
         if self.symmetric:
             shift = 0 * shift
-        elif scale.ndim == shift.ndim:
+        else:
             floor = eps_of(shift.dtype) * xp.abs(shift)
             scale = xp.where(scale > 0, xp.maximum(scale, floor), 0.0)
-        affine = Affine(scale, shift if seen is True else xp.where(seen, shift, math.nan))
-        return affine.or_identity() if self.keep else affine
+        scale = scale if std == 1 else scale / std
+        shift = shift if seen is True else xp.where(seen, shift, math.nan)
+        if self.keep:
+            flat, size = scale == 0, xp.abs(shift)
+            scale = xp.where(flat, xp.where(size > 0, size, 1.0), scale)
+            shift = xp.where(flat, 0.0, shift)
+        return Affine(scale, shift)
 
-    def _finish_number(self, scale: float, shift: float, seen: bool, kind: Any) -> Affine:
+    def _finish_number(self, scale: float, shift: float, seen: bool, std: float, kind: Any) -> Affine:
         """Do the same with Python's numbers, which take a tenth of the time of NumPy's."""
         shift = 0.0 if self.symmetric else shift
         floor = (2.0**-23 if kind is np.float32 else 2.0**-52) * abs(shift)
-        return Affine(kind(max(scale, floor) if scale > 0 else 0), kind(shift if seen else math.nan))
+        return Affine(kind(max(scale, floor) if scale > 0 else 0) / std, kind(shift if seen else math.nan))
 
     def update(
         self,
