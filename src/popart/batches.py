@@ -1,6 +1,7 @@
 """A batch of targets, checked and ready to be summed for statistics of some shape."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -135,8 +136,9 @@ def take(
     batch = _batch_shape(tuple(y.shape), one)
     y = y.reshape((math.prod(batch), *one))
     apart = one[: len(one) - event_axes]
+    masks: list[Array] = []
     if mask is not None:
-        mask = _per_target(asarray(xp, mask, xp.bool, like), batch, apart, event_axes, "mask")
+        masks.append(_per_target(asarray(xp, mask, xp.bool, like), batch, apart, event_axes, "mask"))
     if weights is not None:
         weights = asarray(xp, weights, y.dtype, like)
         weights = _per_target(weights, batch, apart, event_axes, "weights")
@@ -144,34 +146,36 @@ def take(
     if index is not None:
         index, known = _checked_index(xp, index, batch, tasks, like)
         if known is not None:
-            known = known.reshape((-1, *(1,) * (y.ndim - 1)))
-            mask = known if mask is None else known & mask
+            masks.append(known.reshape((-1, *(1,) * (y.ndim - 1))))
     if not len(y):
-        y, mask, weights, index = _nothing(xp, y, like, index)
-    elif xp is np and mask is None and weights is None and across is None and _all_finite(y, like):
+        y, masks, weights, index = _nothing(xp, y, like, index)
+    elif xp is np and not masks and weights is None and across is None and _all_finite(y, like):
         count = len(y)
         if index is not None:
             count = np.bincount(index, minlength=tasks).reshape((tasks, *(1,) * (y.ndim - 1)))
         return Batch(y, None, count, 0, index, tasks, None, y.dtype != like.dtype)
     batch = Batch(y, None, 0, 0, index, tasks, across, y.dtype != like.dtype)
-    return _sifted(batch, weights, mask, event_axes)
+    return _sifted(batch, weights, masks, event_axes)
 
 
-def _sifted(batch: Batch, weights: Array, eligible: Array, event_axes: int) -> Batch:
-    """Leave out what is masked, has no weight, or is not finite."""
+def _sifted(batch: Batch, weights: Array, masks: Sequence[Array], event_axes: int) -> Batch:
+    """Leave out what is masked, has no weight, or is not finite.
+
+    Masks are multiplied as floats: compilers make slow loops of conditions on numbers of different size.
+    """
     xp, y, index = namespace(batch.y), batch.y, batch.index
     finite = xp.abs(y) <= FLOAT32_MAX if batch.wide else xp.abs(y) < math.inf
     if event_axes:
         finite = xp.all(finite, axis=-1)[..., None]
     if weights is not None:
-        positive = (weights > 0) & (weights < math.inf)
-        eligible = positive if eligible is None else eligible & positive
-    counts = finite if eligible is None else finite & eligible
-    share = cast(counts, y.dtype) if weights is None else xp.where(counts, weights, 0.0)
-    bad = ~finite if eligible is None else ~finite & eligible
-    batch = batch._replace(y=xp.where(counts, y, 0.0))
-    bad = cast(bad, y.dtype)
-    if eligible is None and index is None and batch.across is None:
+        masks = [*masks, (weights > 0) & (weights < math.inf)]
+    counts = cast(finite, y.dtype)
+    bad = 1 - counts
+    for mask in (cast(mask, y.dtype) for mask in masks):
+        counts, bad = counts * mask, bad * mask
+    share = counts if weights is None else xp.where(counts > 0, weights, 0.0)
+    batch = batch._replace(y=xp.where(counts > 0, y, 0.0))
+    if not masks and index is None and batch.across is None:
         skipped = batch.sum(bad)
         return batch._replace(share=share, weight=len(y) - skipped, skipped=skipped)
     if batch.wide and weights is None and batch.across is None and len(y) < MANY:
@@ -189,11 +193,11 @@ def _all_finite(y: Array, like: Array) -> bool:
         return bool(flat @ flat < (FLOAT32_MAX**2 if like.dtype == np.float32 else math.inf))
 
 
-def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, ...]:
+def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, list[Array], None, Array]:
     """Return one target that does not count, for a batch of none."""
     y = asarray(xp, xp.zeros((1, *y.shape[1:])), y.dtype, like)
     first = y.reshape(-1)[:1]
-    return y, first.reshape((1,) * y.ndim) > 0, None, None if index is None else cast(first, index.dtype)
+    return y, [first.reshape((1,) * y.ndim) > 0], None, None if index is None else cast(first, index.dtype)
 
 
 def _batch_shape(shape: tuple[int, ...], one: tuple[int, ...]) -> tuple[int, ...]:

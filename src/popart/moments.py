@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from popart._arrays import Array, asarray, cast, eps_of, eye, namespace
+from popart._arrays import Array, asarray, cast, eps_of, eye, is_numpy, namespace
 from popart.affine import Affine
 from popart.batches import FLOAT32_MAX, Batch
 from popart.correspondence import check_std
@@ -88,7 +88,7 @@ class Moments(Rule[MomentsState]):
         Return None for other arrays, targets that are not finite, and a step that is a function.
         """
         counts, moments = state
-        if not (isinstance(moments, np.ndarray) and isinstance(targets, np.ndarray) and targets.size):
+        if not (is_numpy(moments) and is_numpy(targets) and getattr(targets, "size", 0)):
             return None
         if moments.shape != (4,) or moments.dtype != np.float32 or callable(self.beta):
             return None

@@ -83,8 +83,8 @@ class Rule(ABC, Generic[State]):
 
         A spread is never below the last bit of the shift, because a float cannot hold less.
         """
-        if isinstance(shift, np.generic) and not self.keep:
-            return self._finish_number(float(scale), float(shift), bool(seen), std, type(shift))
+        if is_numpy(shift) and not shift.ndim and not self.keep:
+            return self._finish_number(float(scale), float(shift), bool(seen), std, shift.dtype.type)
         xp = namespace(shift)
         if self.symmetric:
             shift = 0 * shift

@@ -182,7 +182,6 @@ class Head(Statistics):
         """Update one statistic in few operations."""
         step = kernels.update_(self.art, state, self._units(), y, constants)  # pyright: ignore[reportArgumentType]
         step.apply_(*self._affected(layers, optimizer, moments))
-        torch._foreach_copy_([self.scale, self.shift], [step.scale, step.shift])  # pyright: ignore[reportPrivateImportUsage]
         return step.targets
 
     def _check_units(self, measured: Affine) -> None:

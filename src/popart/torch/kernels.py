@@ -46,10 +46,8 @@ class Constants(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The result of an update: the normalisation, the change of the layer, and the normalised targets."""
+    """What an update means for the layer, and the normalised targets."""
 
-    scale: Tensor
-    shift: Tensor
     factor: Tensor
     moved: Tensor
     targets: Tensor
@@ -92,7 +90,7 @@ def _constants(beta: float, device: torch.device) -> Constants:
 def update_(
     art: Moments, state: MomentsState, units: tuple[Tensor, Tensor], y: Tensor, of: Constants
 ) -> Step:
-    """Update a state in place with targets, and return what follows from it for scale, shift and layer."""
+    """Update a state, scale and shift in place with targets; return what follows for the layer."""
     counts, moments = state
     seen = counts[:1] > 0
     absorb_(state, y.reshape(-1), of)
@@ -101,7 +99,9 @@ def update_(
     less = torch.addcdiv(of.zero, mu, unit, value=-1)
     moved = torch.addcdiv(less, torch.where(seen, units[1], mu), unit)
     targets = torch.addcdiv(less, y, unit, out=torch.empty_like(y))
-    return Step(unit.nan_to_num(posinf=0.0)[0], moments[0], factor, moved, targets)
+    torch.nan_to_num(unit[0], posinf=0.0, out=units[0])
+    units[1].copy_(moments[0])
+    return Step(factor, moved, targets)
 
 
 def _unit(art: Moments, moments: Tensor, of: Constants) -> Tensor:
@@ -118,8 +118,9 @@ def absorb_(state: MomentsState, y: Tensor, of: Constants) -> None:
     rows = torch.empty(3, 2, dtype=of.eps.dtype, device=y.device)
     before, new, batch = rows
     torch.addcmul(moments[:2], moments[2:], of.eps, out=before)
-    before[1:].square_()
     n = _measure(y, batch)
+    rows[::2, 1].square_()
+    batch[1:].div_(n)
     beta = of.first / torch.addcmul(of.log, counts[:1], of.log).expm1_()
     torch.lerp(before, batch, beta, out=new)
     moved, left = torch.diff(rows[:, 0]).split(1)
@@ -135,11 +136,11 @@ def absorb_(state: MomentsState, y: Tensor, of: Constants) -> None:
 
 
 def _measure(y: Tensor, into: Tensor) -> Tensor:
-    """Write mean and variance of the finite targets, and return their number; both are NaN of none."""
+    """Write the mean of the finite targets and the norm of their deviations; return their number."""
     known = y.nan_to_num(0.0, 0.0, 0.0)
     finite = known == y
     n = finite.sum()
     mean = torch.div(known.sum(0, keepdim=True, dtype=into.dtype), n, out=into[:1])
     d = torch.addcmul(known, finite, mean, value=-1)
-    torch.div(torch.dot(d, d)[None], n, out=into[1:])
+    torch.linalg.vector_norm(d, keepdim=True, out=into[1:])
     return n
