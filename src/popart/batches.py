@@ -81,21 +81,28 @@ class Batch(NamedTuple):
 
     def sum(self, x: Array) -> Array:
         """Return weighted sums of values `(n, *shape)`."""
-        x = x if self.share is None else self.share * x
-        total = x.sum(0) if self.index is None else segment_sum(x, self.index, self.tasks)
+        total = self.sum_here(x if self.share is None else self.share * x)
         return total if self.across is None else self.across.sum(total)
+
+    def sum_here(self, x: Array) -> Array:
+        """Return sums without weights, over the targets of this replica."""
+        return x.sum(0) if self.index is None else segment_sum(x, self.index, self.tasks)
 
     def range(self) -> tuple[Array, Array]:
         """Return the least and the largest target; 0 of none."""
         xp = namespace(self.y)
         if xp is np and self.share is None and self.index is None and self.across is None:
             return self.y.min(0), self.y.max(0)
-        both = xp.stack((-self.y, self.y), -1)
-        both = both if self.share is None else xp.where(self.share[..., None] > 0, both, -math.inf)
-        found = xp.amax(both, 0) if self.index is None else segment_max(both, self.index, self.tasks)
+        both = -self.y, self.y
+        if self.share is not None:
+            both = [xp.where(self.share > 0, x, -math.inf) for x in both]
+        if self.index is None:
+            found = xp.stack([xp.amax(x, 0) for x in both])
+        else:
+            found = xp.stack([segment_max(x, self.index, self.tasks) for x in both])
         found = found if self.across is None else self.across.max(found)
         found = xp.where(found > -math.inf, found, 0.0)
-        return -found[..., 0], found[..., 1]
+        return -found[0], found[1]
 
     def mirrored(self) -> "Batch":
         """Return these targets together with their negatives, which have the same total weight."""
@@ -182,8 +189,9 @@ def _sifted(batch: Batch, weights: Array, masks: Sequence[Array], event_axes: in
         both = batch.sum(share + MANY * bad)
         skipped = xp.floor(both * (1 / MANY))
         return batch._replace(share=share, weight=both - MANY * skipped, skipped=skipped)
-    both = batch.sum(xp.stack((share, bad), -1))
-    return batch._replace(share=share, weight=both[..., 0], skipped=both[..., 1])
+    both = xp.stack((batch.sum_here(share), batch.sum_here(bad)))
+    both = both if batch.across is None else batch.across.sum(both)
+    return batch._replace(share=share, weight=both[0], skipped=both[1])
 
 
 def _all_finite(y: Array, like: Array) -> bool:

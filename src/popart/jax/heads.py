@@ -20,6 +20,9 @@ from popart.rules import Rule
 Array = Any
 Tree = Any
 
+FEW = 128
+"""Number of targets up to which the small part of a step is compiled as a program of its own on a CPU."""
+
 
 class Step(NamedTuple):
     """What `step` gives: the new state and head, normalised targets, and how the units changed."""
@@ -93,7 +96,8 @@ def step(
 
     biases = [leaves[layer.bias] for layer in layers if layer.bias is not None]
     given = state, biases, targets, mask, weights, index
-    run = at_once if axis_name is None and max_norm is None else lambda f, *given: f(*given)
+    few = jnp.size(targets) <= FEW and index is None
+    run = at_once if few and axis_name is None and max_norm is None else lambda f, *given: f(*given)
     state, biases, new, change = run(small, *given)
     head = jax.tree.unflatten(treedef, _rescaled_weights(leaves, layers, change, biases))
     affine = new if index is None or not new.shift.ndim else new.select(index)
@@ -104,7 +108,8 @@ def at_once(f: Callable[..., Any], state: Any, biases: list[Array], *given: Any)
     """Call f, which returns a new state and biases first, as a program of its own in compiled code on a CPU.
 
     There, to judge by timings, XLA schedules operations one by one if a program has some large array, which
-    takes longer than arithmetic on a few numbers. The branch of a conditional is a program of its own.
+    takes longer than arithmetic on a few numbers. The branch of a conditional is a program of its own. With
+    more than `FEW` targets this takes longer instead.
     """
     arrays = jax.tree.leaves((state, biases, given))
     compiled = any(isinstance(x, Tracer) for x in arrays) and jax.default_backend() == "cpu"
