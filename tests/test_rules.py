@@ -1,6 +1,7 @@
 """What holds for every rule: masks, weights, tasks, replicas, and how a state is kept."""
 
 import functools
+import math
 import sys
 from typing import Any
 
@@ -253,6 +254,20 @@ def test_long_batches_are_measured_as_short_ones_are() -> None:
         for state, expected in zip(got, f(y, index, weights), strict=True):
             np.testing.assert_array_equal(state.counts, expected.counts)
             assert_same(rule.affine(state), rule.affine(expected))
+
+
+@pytest.mark.parametrize("n", [1, 4095, 4096, 4097, 12_345])
+@pytest.mark.parametrize("last", [7.0, np.nan])
+def test_the_last_target_of_a_long_batch_counts(n: int, last: float) -> None:
+    """NumPy sums squares in rows of 4,096."""
+    y = np.append(np.random.default_rng(6).normal(3, 2, n), last).astype(np.float32)
+    state = popart.Moments().update(popart.Moments().init(like=np.float32(0)), y)
+    counted = [float(x) for x in y if math.isfinite(x)]
+    assert state.counts.tolist() == [1, n + 1 - len(counted)]
+    scale, shift = popart.Moments().affine(state)
+    assert float(shift) == pytest.approx(math.fsum(counted) / len(counted), rel=1e-6)
+    spread = math.fsum((x - float(shift)) ** 2 for x in counted) / len(counted)
+    assert float(scale) == pytest.approx(math.sqrt(spread), rel=1e-6, abs=1e-6)
 
 
 def test_a_symmetric_rule_measures_targets_and_their_negatives(single: Backend) -> None:

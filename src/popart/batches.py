@@ -17,6 +17,7 @@ from popart._arrays import (
     namespace,
     segment_max,
     segment_sum,
+    sum_of_squares,
     values_of,
 )
 from popart.numerics import divide, wide_dtype
@@ -198,7 +199,7 @@ def _all_finite(y: Array, like: Array) -> bool:
     """Return whether all targets are known to be finite; the sum of their squares takes the least time."""
     flat = y.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):  # they are looked at one by one then
-        return bool(flat @ flat < (FLOAT32_MAX**2 if like.dtype == np.float32 else math.inf))
+        return bool(sum_of_squares(flat) < (FLOAT32_MAX**2 if like.dtype == np.float32 else math.inf))
 
 
 def _nothing(xp: Namespace, y: Array, like: Array, index: Array) -> tuple[Array, list[Array], None, Array]:

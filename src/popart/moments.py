@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from popart._arrays import Array, asarray, cast, eps_of, eye, is_numpy, namespace
+from popart._arrays import Array, asarray, cast, eps_of, eye, is_numpy, namespace, sum_of_squares
 from popart.affine import Affine
 from popart.batches import FLOAT32_MAX, Batch
 from popart.correspondence import check_std
@@ -93,11 +93,11 @@ class Moments(Rule[MomentsState]):
         if moments.shape != (4,) or moments.dtype != np.float32 or callable(self.beta):
             return None
         y, count = targets.astype(np.float64).reshape(-1), int(counts[0])
-        if not (y @ y < FLOAT32_MAX**2 and count < COUNT_MAX):
+        if not (sum_of_squares(y) < FLOAT32_MAX**2 and count < COUNT_MAX):
             return None
         mean = 0.0 if self.symmetric else float(y.sum()) / len(y)
         deviation = y - mean
-        new = mean, math.sqrt(deviation @ deviation / len(y))
+        new = mean, math.sqrt(sum_of_squares(deviation) / len(y))
         beta = step_at(self.beta, count + 1.0, start_counts=self.nu0 is not None)
         if beta < 1 and (count or self.nu0 is not None):
             mu, sigma, mu_carry, sigma_carry = moments.tolist()

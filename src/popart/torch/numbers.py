@@ -158,12 +158,14 @@ def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.Momen
 def _measured(y: Tensor) -> tuple[float, float]:
     """Return mean and standard deviation of targets; NaN if there are none, or some are not finite."""
     if y.numel() > FEW:
-        values = y.detach().numpy().astype(np.float64).reshape(-1)
-        if not values.dot(values) < math.inf:
+        values = (
+            y.detach().double().reshape(-1)
+        )  # not NumPy's: its threads would get into the way of PyTorch's
+        if not torch.dot(values, values) < math.inf:
             return math.nan, math.nan
         mean = float(values.mean())
         values -= mean
-        return mean, math.sqrt(values.dot(values) / values.size)
+        return mean, math.sqrt(torch.dot(values, values) / len(values))
     some = y.tolist() if y.ndim == 1 else y.reshape(-1).tolist()
     n = len(some)
     if not n:
