@@ -159,6 +159,19 @@ def test_targets_of_chosen_outputs_move_no_other() -> None:
     )
 
 
+def test_in_compiled_code_an_index_out_of_range_chooses_nothing() -> None:
+    head, index = linen(), jnp.asarray([0, 3, -1, 2])
+    state, y = pj.init(ART, head, per_output=True), jnp.asarray([1.0, 2.0, 3.0, 4.0])
+    unknown = np.asarray([False, True, True, False])
+    state, head, normalized, _ = jax.jit(lambda index: pj.step(ART, state, head, y, index=index))(index)
+    np.testing.assert_array_equal(np.isnan(normalized), unknown)
+    np.testing.assert_array_equal(state.counts[0], [1, 0, 1])
+    for chosen in (pj.normalized(head, H[:4], index=index), pj.values(ART, state, head, H[:4], index=index)):
+        np.testing.assert_array_equal(np.isnan(chosen), unknown)
+    with pytest.raises(ValueError, match="index reaches from -1 to 3"):
+        pj.step(ART, state, head, y, index=index)
+
+
 @pytest.mark.parametrize("name", ["Flax", "dueling", "ensemble"])
 @pytest.mark.parametrize("tau", [0.0, 0.3, 1.0])
 def test_a_polyak_average_is_of_the_functions(name: str, tau: float) -> None:

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import popart
 from popart.torch import DuelingPopArt, NormalizedLinear, PopArt, polyak_, wrap
+from popart.torch.alternatives import Categorical
 
 FAST = popart.Moments(beta=0.1)
 H = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
@@ -255,6 +256,17 @@ def test_targets_in_double_precision_have_a_loss_in_the_precision_of_the_head(dt
     assert head.weight.grad is not None
 
 
+@pytest.mark.parametrize("loss", [None, nn.functional.huber_loss])
+def test_the_loss_is_the_same_number_with_a_mask_of_all_targets(loss: Any) -> None:
+    head, _ = make("one scale")
+    options = {} if loss is None else {"loss": loss}
+    copied = copy.deepcopy(head)
+    one = head.loss(H, targets(), index=torch.arange(len(H)) % 3, **options)
+    mask = torch.ones(len(H), dtype=torch.bool)
+    other = copied.loss(H, targets(), index=torch.arange(len(H)) % 3, mask=mask, **options)
+    assert one.item() == other.item() != 0
+
+
 def test_a_loss_without_targets_is_0() -> None:
     head = PopArt(8, 1, FAST)
     loss = head.loss(H, torch.full((32, 1), torch.nan))
@@ -440,6 +452,17 @@ def test_an_index_out_of_range_is_refused_everywhere(kind: str) -> None:
         with pytest.raises(ValueError, match="it must be of integers"):
             use(good.float())
         assert torch.equal(use(good), use(good.int()))
+
+
+@pytest.mark.parametrize("kind", ["one scale", "several heads", "dueling", "categorical"])
+def test_an_index_out_of_range_is_refused_in_compiled_code_too(kind: str) -> None:
+    head = Categorical(8, 3) if kind == "categorical" else make(kind)[0]
+    good = torch.arange(len(H)) % (2 if kind == "several heads" else 3)
+    function = torch.compile(lambda i: head.normalized(H, index=i), backend="eager")
+    torch.testing.assert_close(function(good), head.normalized(H, index=good), rtol=0, atol=0)
+    for bad in (good + 1, good - 1):
+        with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+            function(bad)
 
 
 @pytest.mark.parametrize(

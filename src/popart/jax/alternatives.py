@@ -201,9 +201,7 @@ class Categorical:
         """Return the logits of the bins, `(*batch, outputs, bins)`, or `(*batch, bins)` with `index`."""
         flat = heads.normalized(head, h)
         logits = flat.reshape(*flat.shape[:-1], self.outputs, self.histogram.bins)
-        if index is None:
-            return logits
-        return jnp.take_along_axis(logits, index[..., None, None], -2)[..., 0, :]
+        return logits if index is None else heads.chosen(logits, index)
 
     def _interpolated(self, head: Tree, A: Array, moved: Array) -> Tree:
         (layer, *_), leaves, treedef = heads.open_head(head)

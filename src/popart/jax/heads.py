@@ -100,7 +100,7 @@ def step(
     run = at_once if few and axis_name is None and max_norm is None else lambda f, *given: f(*given)
     state, biases, new, change = run(small, *given)
     head = jax.tree.unflatten(treedef, _rescaled_weights(leaves, layers, change, biases))
-    affine = new if index is None or not new.shift.ndim else new.select(index)
+    affine = new if index is None or not new.shift.ndim else Affine(*(_taken(x, index) for x in new))
     return Step(state, head, affine.normalize(targets), change)
 
 
@@ -129,7 +129,7 @@ def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
     layers, leaves, _ = open_head(head)
     first, *rest = (_linear(leaves, layer, h) for layer in layers)
     g = first if not rest else first + rest[0] - rest[0].mean(-1, keepdims=True)
-    return g if index is None else _chosen(g, index)
+    return g if index is None else chosen(g, index)
 
 
 def values(art: Rule[Any], state: Any, head: Tree, h: Array, *, index: Array = None) -> Array:
@@ -139,13 +139,24 @@ def values(art: Rule[Any], state: Any, head: Tree, h: Array, *, index: Array = N
     """
     layers, leaves, _ = open_head(head)
     f = over_outputs(art.affine(state), leaves, layers).denormalize(normalized(head, h))
-    return f if index is None else _chosen(f, index)
+    return f if index is None else chosen(f, index)
 
 
-def _chosen(g: Array, index: Array) -> Array:
+def chosen(g: Array, index: Array) -> Array:
+    """Return the output or head that an index chooses in each row; NaN where there is none."""
     axis = index.ndim
-    places = index.reshape(index.shape + (1,) * (g.ndim - axis))
-    return jnp.take_along_axis(g, places, axis).squeeze(axis)
+    places = _without_negatives(index, g.shape[axis]).reshape(index.shape + (1,) * (g.ndim - axis))
+    return jnp.take_along_axis(g, places, axis, mode="fill").squeeze(axis)
+
+
+def _taken(statistic: Array, index: Array) -> Array:
+    """Return the statistic of each task in an index; NaN where there is no such task."""
+    return statistic.at[_without_negatives(index, len(statistic))].get(mode="fill", fill_value=jnp.nan)
+
+
+def _without_negatives(index: Array, n: int) -> Array:
+    """Return the index with n, which is out of range, for negative numbers: JAX would count from the end."""
+    return jnp.where(index < 0, n, index)
 
 
 def polyak(

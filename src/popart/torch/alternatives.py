@@ -255,9 +255,7 @@ class Categorical(Statistics):
         return (each * w).sum() / w.sum().clamp(torch.finfo(each.dtype).tiny)
 
     def _chosen(self, logits: Tensor, index: Any) -> Tensor:
-        lead = tuple(logits.shape[:-2])
-        index = checks.checked_index(index, self.out_features, lead, "the batch has shape")
-        return logits.take_along_dim(index[..., None, None], -2)[..., 0, :]
+        return checks.chosen(logits, index, -2)
 
     def extra_repr(self) -> str:
         """Return the settings."""

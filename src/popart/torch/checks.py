@@ -111,3 +111,14 @@ def checked_index(index: Any, n: int, batch: tuple[int, ...], what: str) -> Tens
         if low < 0 or high >= n:
             raise ValueError(f"index reaches from {low} to {high}; it must be from 0 to {n - 1}")
     return index.long()
+
+
+def chosen(outputs: Tensor, index: Any, axis: int) -> Tensor:
+    """Return the outputs that an index chooses along an axis, one for each row.
+
+    Numbers out of range raise everywhere: on a GPU and in compiled code, `gather` refuses them.
+    """
+    batch, rest = tuple(outputs.shape[:axis]), tuple(outputs.shape[axis:])[1:]
+    index = checked_index(index, outputs.shape[axis], batch, "the batch has shape")
+    places = index.reshape(*batch, 1, *(1,) * len(rest)).expand(*batch, 1, *rest)
+    return outputs.gather(axis, places).squeeze(axis)

@@ -116,11 +116,7 @@ class LinearHead(Head):
 
     def _chosen(self, outputs: Tensor, index: Any) -> Tensor:
         """Return the chosen output, or head, of each row."""
-        lead = outputs.shape[:-1] if self.heads is None else outputs.shape[:-2]
-        index = checks.checked_index(index, self._choices(), tuple(lead), "the batch has shape")
-        if self.heads is None:
-            return outputs.take_along_dim(index[..., None], -1)[..., 0]
-        return outputs.take_along_dim(index[..., None, None], -2)[..., 0, :]
+        return checks.chosen(outputs, index, -1 if self.heads is None else -2)
 
     def _choices(self) -> int:
         return self.out_features if self.heads is None else self.heads
@@ -328,12 +324,7 @@ class DuelingPopArt(NormalizedUnits):
         return g
 
     def _chosen(self, outputs: Tensor, index: Any) -> Tensor:
-        if index is None:
-            return outputs
-        index = checks.checked_index(
-            index, self.out_features, tuple(outputs.shape[:-1]), "the batch has shape"
-        )
-        return outputs.take_along_dim(index[..., None], -1)[..., 0]
+        return outputs if index is None else checks.chosen(outputs, index, -1)
 
     def _choices(self) -> int:
         return self.out_features
