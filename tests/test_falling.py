@@ -1,5 +1,6 @@
 """Targets that become much smaller: what `max_norm` limits, and that training survives with it."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -161,3 +162,38 @@ def test_in_pytorch_weights_are_limited_too(per_output: bool) -> None:
         np.testing.assert_allclose(head.weight.detach(), expected[0], rtol=1e-6)
         np.testing.assert_allclose(head.bias.detach(), expected[1], rtol=1e-5)
     assert head.weight.norm(dim=1).max() <= max(1.0, float(np.linalg.norm(W, axis=1).max())) * 1.001
+
+
+def test_the_loss_limits_weights_as_update_does() -> None:
+    torch.manual_seed(0)
+    head, h = PopArt(6, 1, beta=0.5), torch.randn(64, 6)
+    head.update(100 * torch.randn(64))
+    other = copy.deepcopy(head)
+    y = 1e-3 * torch.randn(64, 1)
+    for _ in range(10):
+        t = head.update(y, max_norm=1.0)
+        expected = (head.normalized(h) - t).square().mean()
+        assert other.loss(h, y, max_norm=1.0).item() == expected.item()
+    assert torch.equal(head.weight, other.weight)
+
+
+def test_weights_stay_finite_when_targets_fall_from_1e30_to_1e_minus_30_only_with_a_limit() -> None:
+    """Preserved, outputs of 10³⁰ are weights of 10⁶⁰ in units of 10⁻³⁰, which float32 does not have."""
+
+    def weights(max_norm: float | None) -> Any:
+        rule = popart.Moments(beta=0.1)
+        y = np.random.default_rng(0).normal(size=(8,)).astype(np.float32)
+        state = rule.update(rule.init(), np.float32(1e30) * y)
+        layer = W.astype(np.float32), B.astype(np.float32)
+        for _ in range(4000):
+            new = rule.update(state, np.float32(1e-30) * y)
+            old, affine = rule.affine(state), rule.affine(new)
+            assert np.isfinite(affine).all()
+            with np.errstate(over="ignore", invalid="ignore"):
+                layer = popart.preserve(*layer, old, affine, max_norm=max_norm)
+            state = new
+        assert rule.affine(state).scale < 1e-29
+        return layer
+
+    assert all(np.isfinite(x).all() for x in weights(3.0))
+    assert not np.isfinite(weights(None)[0]).all()

@@ -124,7 +124,7 @@ def test_scaling_targets_by_any_number_changes_a_few_ulps(name: str, c: float) -
     ],
     ids=lambda x: x.name if isinstance(x, Backend) else str(x),
 )
-def test_targets_from_1e_minus_30_to_1e30_overflow_nothing_and_obey_proposition_2(
+def test_statistics_of_targets_from_1e_minus_30_to_1e30_do_not_overflow_and_obey_proposition_2(
     beta: float, float32: Backend
 ) -> None:
     rng = np.random.default_rng(11)

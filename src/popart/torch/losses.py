@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from popart.torch.checks import is_eager_cpu
+
 Loss = Callable[..., Tensor]
 """A function of outputs and targets, such as those in `torch.nn.functional`."""
 
@@ -21,12 +23,15 @@ def like_targets(x: Any, y: Tensor) -> Tensor:
 def mean_loss(loss: Loss, g: Tensor, t: Tensor, counted: Tensor, weights: Any) -> Tensor:
     """Return the weighted mean of the losses that count; the others have no gradient, not even NaN."""
     g = g.to(torch.promote_types(g.dtype, torch.float32))
-    each = _each(loss, g, torch.where(counted, t, 0.0).to(g.dtype))
+    all_count = weights is None and is_eager_cpu(counted) and counted.numel() > 0 and bool(counted.all())
+    each = _each(loss, g, (t if all_count else torch.where(counted, t, 0.0)).to(g.dtype))
     if each.shape != g.shape:
         raise ValueError(
             f"loss gave shape {tuple(each.shape)} for outputs of shape {tuple(g.shape)}; it must give one "
             "loss per number, as with reduction='none'"
         )
+    if all_count:  # the same number in a third of the operations
+        return each.mean()
     w = counted.to(each.dtype)
     if weights is not None:
         w = w * like_targets(weights, t)

@@ -59,6 +59,7 @@ class NormalizedUnits(Head):
         weights: Tensor | None = None,
         optimizer: Optimizer | None = None,
         moments: optimizers.Moments = "rescale",
+        max_norm: float | None = None,
         loss: Loss = mse_loss,
     ) -> Tensor:
         """Update with targets, normalise them, and return the mean loss of the outputs, in the right order.
@@ -75,6 +76,7 @@ class NormalizedUnits(Head):
             weights: The weight of each target in the statistics and in the mean, of the same shapes.
             optimizer: As in `update`.
             moments: As in `update`.
+            max_norm: As in `update`.
             loss: A function of outputs and targets that gives one loss per number; `reduction="none"` is
                 passed to those that know it, such as `torch.nn.functional.huber_loss`.
         """
@@ -83,7 +85,15 @@ class NormalizedUnits(Head):
         self._check_comparable(self._outputs_shape(features[0], index), tuple(y.shape))
         if not self._shape:
             mask, weights = (x if x is None else like_targets(x, y) for x in (mask, weights))
-        t = self.update(y, mask=mask, weights=weights, index=index, optimizer=optimizer, moments=moments)
+        t = self.update(
+            y,
+            mask=mask,
+            weights=weights,
+            index=index,
+            optimizer=optimizer,
+            moments=moments,
+            max_norm=max_norm,
+        )
         g = self.normalized(*features, index=index)
         return mean_loss(loss, g.reshape(y.shape), t, self._counted(y, mask), weights)
 
