@@ -1,9 +1,8 @@
 """How far outputs drift over many updates of the statistics in float32, when nothing is learned.
 
-python benchmarks/drift.py [CSV]
+python -m benchmarks.drift [CSV]
 """
 
-import csv
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.progress import track
 
 import popart
+from benchmarks.tables import publish
 
 BETAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+BATCHES = (1, 32)
 UPDATES = (1_000, 10_000, 100_000, 1_000_000)
 OUTPUTS, FEATURES, INPUTS = 4, 64, 32
 
 
-def drift(beta: float, updates: tuple[int, ...]) -> list[float]:
-    """The largest change of any output, relative to the largest output, after so many updates."""
+def drift(beta: float, updates: tuple[int, ...], batch: int = 1) -> list[float]:
+    """Return the largest change of any output, relative to the largest, after each number of updates."""
     rule = popart.Moments(beta=beta)
     rng = np.random.default_rng(0)
     W = jnp.asarray(rng.normal(size=(OUTPUTS, FEATURES)), jnp.float32)
@@ -29,7 +31,7 @@ def drift(beta: float, updates: tuple[int, ...]) -> list[float]:
 
     def step(carry: Any, key: Any) -> tuple[Any, None]:
         state, W, b = carry
-        new = rule.update(state, 3 + 5 * jax.random.normal(key, ()))
+        new = rule.update(state, 3 + 5 * jax.random.normal(key, (batch,)))
         return (new, *popart.preserve(W, b, rule.affine(state), rule.affine(new))), None
 
     def outputs(state: Any, W: Any, b: Any) -> np.ndarray:
@@ -49,16 +51,13 @@ def drift(beta: float, updates: tuple[int, ...]) -> list[float]:
 
 
 def main(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["beta", *(f"after {n} updates" for n in UPDATES)])
-        print(f"{'beta':>8}" + "".join(f"{n:>12,}" for n in UPDATES))
-        for beta in BETAS:
-            found = drift(beta, UPDATES)
-            writer.writerow([beta, *(f"{x:.2g}" for x in found)])
-            print(f"{beta:8.0e}" + "".join(f"{x:12.1e}" for x in found), flush=True)
-    print(f"Written to {path}")
+    cases = [(batch, beta) for batch in BATCHES for beta in BETAS]
+    rows = [
+        (str(batch), f"{beta:.0e}", *(f"{x:.2g}" for x in drift(beta, UPDATES, batch)))
+        for batch, beta in track(cases, description="Measuring")
+    ]
+    header = ("targets per update", "beta", *(f"after {n:,} updates" for n in UPDATES))
+    publish(path, header, rows, "drift", "CPU", sections=1)
 
 
 if __name__ == "__main__":
