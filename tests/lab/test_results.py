@@ -56,6 +56,64 @@ def test_runs_of_atari(run: Path) -> None:
     assert float(theirs) == pytest.approx(published, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    ("head", "row"),
+    [
+        ("linear", "linear"),
+        ("popart", "popart"),
+        ("TorchRL PopArtValueNorm", "TorchRL PopArtValueNorm"),
+        ("popart, head.loss", "popart, `head.loss`"),
+    ],
+)
+def test_a_small_step(head: str, row: str) -> None:
+    (found,) = (r for r in read_table(ROOT / "results" / "head_small_cpu.csv") if r["head"] == head)
+    line = f"| {row} | {found['ms per step']} | {found['ratio to linear']} | {found['quartiles']} |"
+    assert line in (ROOT / "docs" / "explanation" / "speed.md").read_text("utf-8")
+
+
+def test_the_time_of_an_update() -> None:
+    """The pages have the time of an update of a head for a batch of 32, in eager PyTorch."""
+    rows = [
+        row
+        for row in read_table(ROOT / "results" / "statistics.csv")
+        if (row["mode"], row["batch"]) == ("eager", "32") and row["what"].startswith("popart, head.update")
+    ]
+    times = [float(row["µs per update"]) / 1000 for row in rows]
+    alone = next(t for t, row in zip(times, rows, strict=True) if row["head"] == "512→1")
+    assert f"takes {alone:.3f} ms on a CPU" in words("docs/explanation/limits.md")
+    assert f"{min(times):.3f} to {max(times):.3f} ms" in words("docs/how-to/stable-baselines3.md")
+
+
+def test_statistics_of_many_tasks() -> None:
+    ratios = [float(cells("speed.md", name)[2]) for name in ("JAX, jitted", "NumPy", "PyTorch, eager")]
+    ratios += [float(cells("speed.md", "PyTorch, compiled")[2])]
+    said = f"{min(ratios):.1f} to {max(ratios):.1f} times"
+    assert said in words("docs/how-to/several-tasks.md")
+    assert said in words("docs/explanation/limits.md")
+
+
+def test_ratios_outside_of_their_quartiles_are_counted() -> None:
+    rows = read_table(ROOT / "results" / "statistics.csv")
+    ranges = [[float(x) for x in row["quartiles"].split(" to ")] for row in rows]
+    outside = sum(
+        not low <= float(row["ratio to first"]) <= high for row, (low, high) in zip(rows, ranges, strict=True)
+    )
+    assert f"in {outside} of the {len(rows)} rows of `results/statistics.csv`" in words(
+        "docs/explanation/speed.md"
+    )
+
+
+def test_two_workers_of_a_campaign() -> None:
+    file = ROOT / "results" / "campaign_cpu.csv"
+    one, two = read_table(file)
+    load = json.loads(file.with_suffix(".json").read_text("utf-8"))["load of the machine"]
+    page = words("docs/how-to/campaign.md")
+    assert f"in {two['seconds']} s; one worker with both cores took {one['seconds']} s" in page
+    divided = "of one worker's time divided by workers"
+    assert f"two took {two[divided]} times half of its time" in page
+    assert f"a load of {load} on its two cores" in page
+
+
 @pytest.mark.parametrize("run", ["breakout-popart", "ms_pacman-popart", "breakout-popart-bf16"])
 def test_the_speed_of_atari(run: str) -> None:
     file = ROOT / "results" / f"atari_{run}.csv"
