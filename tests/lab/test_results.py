@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -294,3 +295,36 @@ def test_stored_runs_of_the_campaign_are_finished_and_equally_long() -> None:
         assert "NVIDIA H200" in manifest["device"]
         assert manifest["settings"]["frames"] == 520_000
         assert int(read_table(run / "metrics.csv")[-1]["updates"]) == pytest.approx(27_500, abs=20)
+
+
+def test_the_command_of_the_campaign_is_that_of_its_runs() -> None:
+    page = (ROOT / "docs" / "explanation" / "atari.md").read_text("utf-8")
+    (block,) = re.findall(r"```\n(popart campaign start --agents [^`]*)```", page)
+    shown = " ".join(block.replace("\\\n", " ").split())
+    for agent in ("popart", "clipped", "unclipped"):
+        agents = "unclipped" if agent == "unclipped" else "popart clipped unclipped"
+        command = shown.replace("--agents popart clipped unclipped", f"--agents {agents}")
+        runs = (ROOT / "results" / "campaign").glob(f"*-{agent}-0")
+        assert {read_manifest(run)["command"] for run in runs} == {command}
+
+
+def test_the_fleets_of_the_campaign_took_22_minutes() -> None:
+    seconds = 0.0
+    for agent in ("popart", "clipped", "unclipped"):
+        runs = [read_manifest(run) for run in (ROOT / "results" / "campaign").glob(f"*-{agent}-0")]
+        first = min(datetime.fromisoformat(run["started"]) for run in runs)
+        last = max(datetime.fromisoformat(run["finished"]) for run in runs)
+        seconds += (last - first).total_seconds()
+    assert round(seconds / 60) == 22
+    assert words("docs/explanation/atari.md").count("22 minutes") == 2
+
+
+def test_what_was_run_of_section_4() -> None:
+    """One seed of each; the page names what is missing."""
+    atari = [read_manifest(run)["settings"] for run in RUNS]
+    campaign = [read_manifest(run)["settings"] for run in (ROOT / "results" / "campaign").iterdir()]
+    assert {run["seed"] for run in (*atari, *campaign)} == {0}
+    assert (len(atari), len({run["game"] for run in atari})) == (6, 4)
+    lengths = [run["frames"] / 1e6 for run in atari]
+    said = f"six runs of {min(lengths):.0f} to {max(lengths):.0f} million frames on four games"
+    assert said in words("docs/explanation/atari.md")
