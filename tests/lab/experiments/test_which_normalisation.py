@@ -4,6 +4,7 @@ import re
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -201,7 +202,7 @@ def own_settings(label: str) -> str:
 
 
 def test_the_page_has_the_settings_of_each_method() -> None:
-    heads = {name: config_of(name, GAMES["catch"].reach).head(3) for name in METHODS}
+    heads: dict[str, Any] = {name: config_of(name, GAMES["catch"].reach).head(3) for name in METHODS}
     for name in METHODS:
         assert METHODS[name] in PAGE.split("### Settings of each method")[1].split("\n## ")[0]
     for name in ("two_hot", "hl_gauss", "adaptive_bins"):
@@ -211,7 +212,8 @@ def test_the_page_has_the_settings_of_each_method() -> None:
     assert f"±{config_of('hl_gauss', GAMES['cartpole'].reach).reach:g} on CartPole" in own_settings(
         "HL-Gauss"
     )
-    span, rewards = heads["percentile_span"].art, method("vecnormalize").rewards
+    span: Any = heads["percentile_span"].art
+    rewards: Any = method("vecnormalize").rewards
     assert (span.low, span.high, 1 - span.beta, span.floor) == (0.05, 0.95, 0.99, 1)
     assert "5th and 95th percentile, 0.99 of the last span, floor of 1" in own_settings("percentile span")
     assert (rewards.epsilon, rewards.limit, heads["h"].transform.epsilon) == (1e-8, 10, 1e-3)
