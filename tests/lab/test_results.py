@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,64 @@ def test_runs_of_atari(run: Path) -> None:
     assert float(random) == pytest.approx(paper.random, rel=0.002)
     published = paper.popart if settings["agent"] == "popart" else paper.double_dqn
     assert float(theirs) == pytest.approx(published, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("head", "row"),
+    [
+        ("linear", "linear"),
+        ("popart", "popart"),
+        ("TorchRL PopArtValueNorm", "TorchRL PopArtValueNorm"),
+        ("popart, head.loss", "popart, `head.loss`"),
+    ],
+)
+def test_a_small_step(head: str, row: str) -> None:
+    (found,) = (r for r in read_table(ROOT / "results" / "head_small_cpu.csv") if r["head"] == head)
+    line = f"| {row} | {found['ms per step']} | {found['ratio to linear']} | {found['quartiles']} |"
+    assert line in (ROOT / "docs" / "explanation" / "speed.md").read_text("utf-8")
+
+
+def test_the_time_of_an_update() -> None:
+    """The pages have the time of an update of a head for a batch of 32, in eager PyTorch."""
+    rows = [
+        row
+        for row in read_table(ROOT / "results" / "statistics.csv")
+        if (row["mode"], row["batch"]) == ("eager", "32") and row["what"].startswith("popart, head.update")
+    ]
+    times = [float(row["µs per update"]) / 1000 for row in rows]
+    alone = next(t for t, row in zip(times, rows, strict=True) if row["head"] == "512→1")
+    assert f"takes {alone:.3f} ms on a CPU" in words("docs/explanation/limits.md")
+    assert f"{min(times):.3f} to {max(times):.3f} ms" in words("docs/how-to/stable-baselines3.md")
+
+
+def test_statistics_of_many_tasks() -> None:
+    ratios = [float(cells("speed.md", name)[2]) for name in ("JAX, jitted", "NumPy", "PyTorch, eager")]
+    ratios += [float(cells("speed.md", "PyTorch, compiled")[2])]
+    said = f"{min(ratios):.1f} to {max(ratios):.1f} times"
+    assert said in words("docs/how-to/several-tasks.md")
+    assert said in words("docs/explanation/limits.md")
+
+
+def test_ratios_outside_of_their_quartiles_are_counted() -> None:
+    rows = read_table(ROOT / "results" / "statistics.csv")
+    ranges = [[float(x) for x in row["quartiles"].split(" to ")] for row in rows]
+    outside = sum(
+        not low <= float(row["ratio to first"]) <= high for row, (low, high) in zip(rows, ranges, strict=True)
+    )
+    assert f"it does in {outside} of the {len(rows)} rows of `results/statistics.csv`" in words(
+        "docs/explanation/speed.md"
+    )
+
+
+def test_two_workers_of_a_campaign() -> None:
+    file = ROOT / "results" / "campaign_cpu.csv"
+    one, two = read_table(file)
+    load = json.loads(file.with_suffix(".json").read_text("utf-8"))["load of the machine"]
+    page = words("docs/how-to/campaign.md")
+    assert f"in {two['seconds']} s; one worker with both cores took {one['seconds']} s" in page
+    divided = "of one worker's time divided by workers"
+    assert f"two took {two[divided]} times half of its time" in page
+    assert f"a load of {load} on its two cores" in page
 
 
 @pytest.mark.parametrize("run", ["breakout-popart", "ms_pacman-popart", "breakout-popart-bf16"])
@@ -110,11 +169,27 @@ def test_the_speed_of_a_fleet() -> None:
     assert f"57 games at {rate} frames per second" in words("README.md")
 
 
-def test_the_readme_rounds_these_rates() -> None:
-    for run, title in (("breakout-popart", "Breakout"), ("ms_pacman-popart", "Ms. Pac-Man")):
-        *_, whole = read_table(ROOT / "results" / f"atari_{run}.csv")
-        rate = f"{round(float(whole['frames/s']), -3):,.0f}"
-        assert re.search(rf"{rate}( frames per second)? on {title}", words("README.md"))
+def rate_of(run: str) -> str:
+    """Return the frames per second of a run from end to end, rounded to thousands."""
+    *_, whole = read_table(ROOT / "results" / f"atari_{run}.csv")
+    return f"{round(float(whole['frames/s']), -3):,.0f}"
+
+
+def test_the_rate_of_one_game_is_that_of_this_release() -> None:
+    about = json.loads((ROOT / "results" / "atari_breakout.json").read_text("utf-8"))
+    assert {"--agent", "--optimizer", "--threads"}.isdisjoint(about["arguments"].split())
+    assert round(about["seconds"]) == 122
+    assert f"{rate_of('breakout')} frames per second on Breakout" in words("README.md")
+    assert f"{rate_of('breakout')} frames per second on Breakout for two minutes" in words(
+        "docs/explanation/atari.md"
+    )
+
+
+def test_rates_of_the_first_release_are_said_to_be_its() -> None:
+    old = [rate_of("breakout-popart"), rate_of("ms_pacman-popart")]
+    said = "`popart` with Adam at {} frames per second on Breakout and {} on Ms. Pac-Man".format(*old)
+    assert said in words("docs/explanation/atari.md").split("The first release, whose emulators")[1]
+    assert not any(rate in words("README.md") for rate in old)
 
 
 def test_thirds_of_training_on_breakout() -> None:
@@ -220,3 +295,36 @@ def test_stored_runs_of_the_campaign_are_finished_and_equally_long() -> None:
         assert "NVIDIA H200" in manifest["device"]
         assert manifest["settings"]["frames"] == 520_000
         assert int(read_table(run / "metrics.csv")[-1]["updates"]) == pytest.approx(27_500, abs=20)
+
+
+def test_the_command_of_the_campaign_is_that_of_its_runs() -> None:
+    page = (ROOT / "docs" / "explanation" / "atari.md").read_text("utf-8")
+    (block,) = re.findall(r"```\n(popart campaign start --agents [^`]*)```", page)
+    shown = " ".join(block.replace("\\\n", " ").split())
+    for agent in ("popart", "clipped", "unclipped"):
+        agents = "unclipped" if agent == "unclipped" else "popart clipped unclipped"
+        command = shown.replace("--agents popart clipped unclipped", f"--agents {agents}")
+        runs = (ROOT / "results" / "campaign").glob(f"*-{agent}-0")
+        assert {read_manifest(run)["command"] for run in runs} == {command}
+
+
+def test_the_fleets_of_the_campaign_took_22_minutes() -> None:
+    seconds = 0.0
+    for agent in ("popart", "clipped", "unclipped"):
+        runs = [read_manifest(run) for run in (ROOT / "results" / "campaign").glob(f"*-{agent}-0")]
+        first = min(datetime.fromisoformat(run["started"]) for run in runs)
+        last = max(datetime.fromisoformat(run["finished"]) for run in runs)
+        seconds += (last - first).total_seconds()
+    assert round(seconds / 60) == 22
+    assert words("docs/explanation/atari.md").count("22 minutes") == 2
+
+
+def test_what_was_run_of_section_4() -> None:
+    """One seed of each; the page names what is missing."""
+    atari = [read_manifest(run)["settings"] for run in RUNS]
+    campaign = [read_manifest(run)["settings"] for run in (ROOT / "results" / "campaign").iterdir()]
+    assert {run["seed"] for run in (*atari, *campaign)} == {0}
+    assert (len(atari), len({run["game"] for run in atari})) == (6, 4)
+    lengths = [run["frames"] / 1e6 for run in atari]
+    said = f"six runs of {min(lengths):.0f} to {max(lengths):.0f} million frames on four games"
+    assert said in words("docs/explanation/atari.md")

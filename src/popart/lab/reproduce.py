@@ -6,7 +6,7 @@ from pathlib import Path
 from popart.lab.experiments.atari_scores.config import Paper
 from popart.lab.experiments.histograms.config import Histograms
 from popart.lab.experiments.regression.config import Regression
-from popart.lab.experiments.reward_scale.config import Scale
+from popart.lab.experiments.reward_scale.config import QUICK, Scale
 from popart.lab.report import Report
 
 
@@ -29,7 +29,7 @@ class Reproduce:
             Paper: {},
             Histograms: {},
             Regression: {"methods": ("sgd", "art", "popart"), "repetitions": 5},
-            Scale: {"games": ("catch",), "scales": (1e-8, 1.0, 1e8), "seeds": 1, "steps": 10_000},
+            Scale: QUICK,
         }
         runs = tuple(
             experiment(**(few if self.quick else {}), out=out / experiment.__name__.lower()).run()

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, trim_mean
 
+from popart.lab.analysis import Page
 from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
 from popart.lab.envs.small import Game
 from popart.lab.experiments.reward_scale.cases import change
-from popart.lab.experiments.reward_scale.comparison import estimate
+from popart.lab.experiments.reward_scale.comparison import about_normalized, estimate
 from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, Scale, best_rate
 from popart.lab.experiments.reward_scale.run import train
 from popart.lab.experiments.reward_scale.training import Training, advance, init
@@ -186,6 +187,20 @@ def test_estimates_are_trimmed_means_inside_of_their_intervals() -> None:
     np.testing.assert_allclose(found.value, trim_mean(x, 0.25))
     drawn = bootstrap((x,), lambda x, axis: trim_mean(x, 0.25, axis=axis), method="percentile", rng=1)
     np.testing.assert_allclose(found[1:], drawn.confidence_interval, rtol=0.05)
+
+
+def test_captions_say_if_training_was_short_or_methods_have_a_common_learning_rate() -> None:
+    page = Page(RESULTS.parent / "methods-changing")
+    assert page.settings["tuned"]
+    tuned = about_normalized(page)
+    page.settings |= {"tuned": False, "steps": 10_000}
+    quick = about_normalized(page)
+    page.settings["steps"] = 20_000
+    assert "best for it" in tuned
+    assert "shorter" not in tuned
+    assert "same learning rate, 0.001" in quick
+    assert "Catch (10,000 of 20,000 steps), Breakout (MinAtar) (10,000 of 30,000 steps)" in quick
+    assert "Catch" not in about_normalized(page)
 
 
 def test_a_table_with_a_row_of_something_else_is_refused(

@@ -5,7 +5,7 @@ from matplotlib.ticker import LogLocator
 
 from popart.lab.analysis import Page
 from popart.lab.envs.games import GAMES
-from popart.lab.experiments.reward_scale.comparison import Comparison, read, show
+from popart.lab.experiments.reward_scale.comparison import Comparison, read, short, show
 from popart.lab.experiments.reward_scale.config import AGENTS, METHODS, RATE
 from popart.lab.figures import AGENT_COLOURS, letter, styled, subplots
 
@@ -40,7 +40,8 @@ def _find(page: Page, found: Comparison, game: str) -> None:
         f"With Pop-Art the scale of rewards does not matter in {GAMES[game].label}",
         paper="updates do not depend on the scale of targets",
         here=f"returns of {popart.min():.3g} to {popart.max():.3g} over all scales"
-        + (f"; {others}" if others else ""),
+        + (f"; {others}" if others else "")
+        + (f". {note}" if (note := short(page)) else ""),
         agrees=learned >= 0.5 * (best - low) > 0 and spread <= 0.25 * (best - low),
     )
 

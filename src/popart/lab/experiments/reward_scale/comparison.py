@@ -24,9 +24,15 @@ rewards are multiplied by the scale: interquartile mean over random seeds with a
 Black: learning rate 0.001. Blue, dashed: the learning rate that is best for the method at a scale of 1, if
 that is another one. Green line: Pop-Art at 0.001."""
 
-NORMALIZED = """Normalised return: 0 is random play, 1 the best method at a scale of 1. Each method has the
-learning rate that is best for it in each game and case at a scale of 1. Interquartile mean over all random
-seeds of all games, with a 95 % bootstrap interval."""
+NORMALIZED = """Normalised return: 0 is random play, 1 the best method at a scale of 1. {} Interquartile mean
+over all random seeds of all games, with a 95 % bootstrap interval."""
+
+TUNED = """Each method has the learning rate that is best for it in each game and case at a scale of 1."""
+
+UNTUNED = """All methods have the same learning rate, 0.001, which is too small for some; --tuned gives each
+method its best of four."""
+
+SHORT = "Training was shorter than needed in {}: methods that learn slowly look worse than they are."
 
 BETTER = """Methods whose normalised return is higher than that with Pop-Art, with intervals that do not
 overlap. What that means for a choice is in docs/explanation/which-normalisation.md."""
@@ -123,19 +129,34 @@ def estimate(returns: np.ndarray) -> Interval:
 def show(page: Page, comparison: Comparison) -> None:
     """Draw all methods, and write tables of them."""
     if comparison.can_normalize:
+        caption = about_normalized(page)
         better = list(better_than_popart(comparison))
         if better:
             page.show_table("better", "Where Pop-Art is not the best", BETTER, better)
         heading, draw = "Normalised return", _cases_figure
         if len(comparison.scales) > 1:
             heading, draw = "Normalised return against the scale of rewards", _all_games_figure
-        page.figure("normalised", f"{heading}, all games", NORMALIZED, draw(comparison))
-        page.show_table("normalised", "All games", NORMALIZED, _normalized_table(comparison))
+        page.figure("normalised", f"{heading}, all games", caption, draw(comparison))
+        page.show_table("normalised", "All games", caption, _normalized_table(comparison))
     if len(comparison.scales) > 1:
         for game in comparison.games:
             heading = f"Return against the scale of rewards: {GAMES[game].label}"
             page.figure(f"scale-{game}", heading, BY_GAME, _game_figure(comparison, game))
     page.show_table("summary", "All methods", SUMMARY, _summary(comparison))
+
+
+def about_normalized(page: Page) -> str:
+    """Return the caption of normalised returns, with what the settings of the run do to them."""
+    rates = TUNED if page.settings.get("tuned") else UNTUNED
+    return NORMALIZED.format(f"{rates} {short(page)}".strip())
+
+
+def short(page: Page) -> str:
+    """Say in which games training had fewer steps than an agent needs; nothing if there is none."""
+    steps = page.settings.get("steps")
+    few = [GAMES[game] for game in page.settings["games"] if steps and steps < GAMES[game].steps]
+    games = ", ".join(f"{game.label} ({steps:,} of {game.steps:,} steps)" for game in few)
+    return SHORT.format(games) if few else ""
 
 
 def _normalized_table(comparison: Comparison) -> list[dict[str, Any]]:

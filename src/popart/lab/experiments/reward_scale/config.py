@@ -63,7 +63,8 @@ def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
     return max(RATES, key=mean)
 
 
-QUICK = {"games": ("catch",), "scales": (1e-8, 1.0, 1e8), "seeds": 1, "steps": 10_000}
+QUICK = {"games": ("catch",), "scales": (1e-8, 1.0, 1e8), "seeds": 1, "steps": 20_000}
+"""Fewer steps than Catch needs would show which methods are slow at the common learning rate, and no more."""
 
 _Scales = Annotated[
     tuple[float, ...], tyro.conf.arg(help_behavior_hint="(default: 10^-8, 10^-4, 1, 10^4, 10^8)")
@@ -106,7 +107,7 @@ class Scale:
     scale of 1 with three other random seeds, if that is not 0.001."""
 
     quick: bool = False
-    """Other defaults: catch alone, 10,000 steps, the scales 10^-8, 1 and 10^8, and one random seed."""
+    """Other defaults: catch alone, 20,000 steps, the scales 10^-8, 1 and 10^8, and one random seed."""
 
     seed: int = 0
     """The first random seed."""
