@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import popart
 from popart._installation import check_installation
-from popart.lab.console import endure_lost_output, say
+from popart.lab.console import say, tolerate_lost_output
 from popart.lab.stops import STATUS, listening, waiting_for
 
 COMMANDS = {
@@ -43,7 +43,7 @@ settings, tables and figures: a finished run is not repeated, and an interrupted
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit with status 2 for an error that the user can correct, 130 when interrupted."""
-    endure_lost_output()
+    tolerate_lost_output()
     try:
         check_installation()
     except ImportError as error:

@@ -16,7 +16,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Say whether targets are too large, whether they drift, and which rule to begin with; draw a figure.
+    """Measure whether targets are too large and whether they drift; recommend a rule and draw a figure.
 
     Everything is measured in the order of the file. Nothing is trained.
     """

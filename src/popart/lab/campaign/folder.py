@@ -28,11 +28,11 @@ EXTENDED = ("game", "agent", "seed")
 
 @dataclass(frozen=True)
 class Folder:
-    """A campaign as `campaign.json` has it."""
+    """A campaign, as described by `campaign.json`."""
 
     path: Path
     id: str
-    """By which machines recognise it."""
+    """Identifier by which machines recognise the campaign."""
 
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -41,7 +41,7 @@ class Folder:
 
     command: str
     started: str
-    """When it was last started; failures before that do not count."""
+    """Time of the last start; failures before it do not count."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -90,7 +90,7 @@ class Folder:
         check_versions(where, versions(), self.versions)
 
     def restarted(self, new: "Folder", accept_versions: bool) -> Self:
-        """Return this campaign with the free settings of a new start; refuse other settings and versions."""
+        """Return this campaign with the settings of a new start that may change; refuse other changes."""
         if accept_versions:
             renewed = replace(self, versions=versions())
         else:
@@ -116,7 +116,7 @@ class Folder:
 
 
 def members_of(train: Train) -> list[Member]:
-    """Return the members of a campaign. Also a single one has a folder in that of the campaign."""
+    """Return the members of a campaign. Even a single one has a folder in that of the campaign."""
     assert train.out is not None
     return [replace(member, out=train.out / member.name) for member in train.members()]
 

@@ -35,7 +35,7 @@ def cores_each(campaign: Campaign) -> int:
 
 
 def fleets(campaign: Campaign, members: Sequence[Member]) -> list[list[Member]]:
-    """Group members into fleets that fit into memory, and at least as many as train at the same time."""
+    """Group members into fleets that fit into memory, with at least one fleet per worker."""
     return plan.fleets(members, room(campaign), campaign.machines.at_once)
 
 
@@ -46,7 +46,7 @@ def seconds(campaign: Campaign, fleet: Sequence[Member]) -> float:
 
 
 def makespan(times: Sequence[float], at_once: int) -> float:
-    """Return when the last of several tasks ends, if each begins as soon as one of the machines is free."""
+    """Return the time at which the last of several tasks ends, if each starts when a machine is free."""
     ends = [0.0] * at_once
     for each in times:
         heapq.heapreplace(ends, ends[0] + each)

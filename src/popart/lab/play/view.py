@@ -22,13 +22,13 @@ SCREEN = 16, 16, 496, 436
 HISTORY = 16, 468, 496, 528
 TEXT = 520, 16, 944, 136
 BARS = 628, 166, 864, 528
-"""Left, top, right and bottom."""
+"""Place of the diagram: left, top, right and bottom."""
 
 PALE, FAINT = "#707070", "#d8d8d8"
 
 
 class Step(NamedTuple):
-    """What a picture shows: the screen in colour, the score so far, Q of all actions, and the chosen one."""
+    """The content of a picture: the screen in colour, the score so far, Q of all actions, the chosen one."""
 
     screen: np.ndarray
     score: float

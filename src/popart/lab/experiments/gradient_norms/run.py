@@ -29,9 +29,9 @@ def run(settings: Norms) -> Path:
 
 
 def forget_unfinished(members: Sequence[Member]) -> None:
-    """Remove fleets that were interrupted: emulators cannot be saved, and no table may depend on that.
+    """Remove interrupted fleets: emulators cannot be saved, and no table may depend on an interruption.
 
-    Only what `popart train` itself writes is removed, and nothing through a link.
+    Only files of `popart train` are removed, and nothing through a link.
     """
     begun = [member for member in members if os.path.lexists(member.out / MANIFEST)]
     unfinished = {member.program for member in begun if not read_manifest(member.out)["finished"]}
