@@ -40,7 +40,10 @@ class Status:
     folder: tyro.conf.Positional[Path] = Path("runs/campaign")
     """Folder of the campaign."""
 
-    watch: Annotated[bool | None, tyro.conf.arg(help_behavior_hint="(default: on a terminal)")] = None
+    watch: Annotated[
+        bool | None,
+        tyro.conf.arg(help_behavior_hint="(default: True on a terminal)", metavar="{True,False}"),
+    ] = None
     """Refresh the table until all runs are finished."""
 
     every: float = 5.0
