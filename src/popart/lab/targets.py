@@ -173,7 +173,7 @@ class _Table:
     def place(self, option: str, name: str) -> int:
         if name not in self._names:
             raise LabError(
-                f"{option} is {name!r}, which {self._path} has not{nearest(name, self._names)} "
+                f"{option} is {name!r}, which is not in {self._path}{nearest(name, self._names)} "
                 f"Columns of numbers are {', '.join(self._numeric()[:50])}"
             )
         return self._names.index(name)
