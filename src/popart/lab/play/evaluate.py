@@ -63,7 +63,7 @@ def _play(command: Evaluate, trained: Trained, rewards: Counter[float]) -> tuple
     number, policy, players = command.episodes, None, list[Player]()
     options: dict[str, Any] = {"episode_frames": EPISODE_FRAMES} if trained.settings.is_atari else {}
     size = GROUP if trained.settings.is_atari else number
-    with progress("starting", number, "environments") as advance:
+    with progress("starting environments", number, "environments") as advance:
         for i, first in enumerate(range(0, number, size)):
             several = min(size, number - first)
             games = environments(trained.settings, several, command.threads, training=False, **options)

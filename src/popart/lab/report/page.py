@@ -66,7 +66,7 @@ def _check_out(out: Path) -> None:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Return the runs in these folders and one level below, with their evaluations."""
+    """Return the runs in these folders and one level below, with their evaluations, each once."""
     found: list[Path] = []
     for folder in folders:
         try:
@@ -77,8 +77,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
         runs = [path for path in here if os.path.lexists(path / MANIFEST)]
         if not runs:
             raise LabError(f"{folder} contains no run (no {MANIFEST}); create runs with: popart reproduce")
-        found += [path for path in runs if path not in found]
-    return found
+        found += runs
+    return list(dict.fromkeys(found))
 
 
 def _read(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
