@@ -20,7 +20,7 @@ OUTPUTS, FEATURES, INPUTS = 4, 64, 32
 
 
 def drift(beta: float, updates: tuple[int, ...]) -> list[float]:
-    """The largest change of any output, relative to the largest output, after so many updates."""
+    """Return the largest change of any output, relative to the largest output, after a number of updates."""
     rule = popart.Moments(beta=beta)
     rng = np.random.default_rng(0)
     W = jnp.asarray(rng.normal(size=(OUTPUTS, FEATURES)), jnp.float32)
@@ -33,7 +33,7 @@ def drift(beta: float, updates: tuple[int, ...]) -> list[float]:
         return (new, *popart.preserve(W, b, rule.affine(state), rule.affine(new))), None
 
     def outputs(state: Any, W: Any, b: Any) -> np.ndarray:
-        """In float64, so that what is measured is the layer and not this."""
+        """Compute in float64, so that only the layer's own rounding is measured."""
         scale, shift = (np.asarray(x, float) for x in rule.affine(state)[:2])
         return scale * (np.asarray(W, float) @ h + np.asarray(b, float)[:, None]) + shift
 

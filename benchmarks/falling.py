@@ -32,7 +32,7 @@ from benchmarks.tables import publish
 INPUTS, HIDDEN, BATCH, SEEDS = 8, 32, 32, 10
 BEFORE, AFTER, WINDOW = 2_000, (1_000, 10_000), 100
 OUTLIERS = 0.0
-"""Stands for the stream with outliers among the factors by which targets fall."""
+"""The stream with outliers, in the list of factors by which targets fall."""
 
 FALLS = (10.0, 100.0, 1e4, OUTLIERS)
 BETAS = (1e-2, 1e-3, 1e-4)

@@ -33,7 +33,7 @@ optimizer = popart.jax.rescale_moments(optax.adam(LEARNING_RATE), head=lambda p:
 
 
 class Agent(NamedTuple):
-    """All that is learned, and the state of the optimizer; a target network is a copy of all."""
+    """Parameters, optimizer state and statistics; a target network is a copy of all of them."""
 
     params: Params
     optimizer: Any

@@ -307,7 +307,7 @@ def hostile(runs: Path, out: Path, address: str) -> Path:
 def test_a_page_of_a_hostile_run_executes_and_loads_nothing(
     browser: Browser, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In Chromium, with a server that would hear of every request."""
+    """Chromium opens the page, and a server logs every request."""
     heard: list[str] = []
 
     class Server(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ sample, newest = jax.jit(replay.sample, static_argnums=(2, 3)), jax.jit(replay.n
 
 
 class Shown(NamedTuple):
-    """What environments show after a step."""
+    """Observations and results of a step."""
 
     observation: np.ndarray
     reward: np.ndarray

@@ -1,4 +1,4 @@
-"""What `docs/explanation/which-normalisation.md` says is in the results."""
+"""The numbers and claims of `docs/explanation/which-normalisation.md` are those of the results."""
 
 from functools import cache
 from pathlib import Path
