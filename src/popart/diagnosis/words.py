@@ -111,7 +111,7 @@ def findings(m: Measures) -> Iterator[Finding]:
     yield Finding(
         "naive variance",
         f"{m.cancellation:.2g}",
-        f"relative error of E[y²] - E[y]² in float32, which gives a standard deviation of {m.naive_std:.4g}",
+        f"relative error of E[y²] - E[y]² in float32; its root is {m.naive_std:.4g}",
     )
     yield Finding(
         "zeros", f"{_percent(m.zeros)}", f"of the targets; the longest run of equal ones is {m.longest_run:,}"

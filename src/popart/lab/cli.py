@@ -93,11 +93,11 @@ def _parse(program: str, commands: Mapping[str, str], description: str, argument
 
     name, *options = arguments or ["--help"]
     if name.startswith("-"):
-        known = tuple(_subcommand(name, load(path)) for name, path in commands.items())
-        tyro.cli(Union[known], prog=program, description=description, args=[name, *options])  # noqa: UP007
+        known: Any = Union[tuple(_subcommand(name, load(path)) for name, path in commands.items())]  # noqa: UP007
+        tyro.cli(known, prog=program, description=description, args=[name, *options])
     if name not in commands:
-        near, known = nearest(name, commands), ", ".join(commands)
-        _exit(f"there is no command {name!r}{near} Commands of {program} are {known}", 2)
+        near, names = nearest(name, commands), ", ".join(commands)
+        _exit(f"there is no command {name!r}{near} Commands of {program} are {names}", 2)
     os.environ["JAX_ENABLE_X64"] = "0"  # results are those of single precision, on every machine
     waiting_for(f"loading the program of {program} {name}")
     found = load(commands[name])
