@@ -1,4 +1,4 @@
-"""How training goes on when targets become much smaller, and remedies for weights that preservation enlarges.
+"""Training after targets become much smaller, and remedies for weights that preservation enlarges.
 
 A network of 8 inputs, two hidden layers of 32 units and one output learns a function from minibatches of 32.
 Targets have a size of about 1 for 2,000 updates and then fall by a factor of 10, 100 or 10⁴. In a fourth

@@ -32,10 +32,10 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Difference:
-    """How a leaf differs from that of the training with scale 1."""
+    """The difference of a leaf from that of the training with scale 1."""
 
     leaf: str
-    """Its name: keys, indices and attributes that lead to it, joined by dots."""
+    """Name of the leaf: keys, indices and attributes that lead to it, joined by dots."""
 
     reason: str
     """The difference in words."""
@@ -44,7 +44,7 @@ class Difference:
     """Largest difference of two elements; NaN where they cannot be subtracted."""
 
     relative: float = math.nan
-    """The same, divided by the largest magnitude in the leaf with scale 1."""
+    """Largest difference, divided by the largest magnitude in the leaf with scale 1."""
 
     ulps: float = math.nan
     """Largest difference of two elements, in units of the last place of the larger one."""
@@ -55,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the training with a scale first differs from that with scale 1."""
+    """The first difference of a training from that with scale 1."""
 
     scale: float
     step: int | None

@@ -29,7 +29,7 @@ refused: this machine has other versions."""
 
 
 class Result(NamedTuple):
-    """How an attempt ended, and why."""
+    """The end of an attempt: status, message and node."""
 
     status: Status
     message: str

@@ -48,7 +48,7 @@ def _default(kind: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """How games are played."""
+    """Options of the environments."""
 
     num_envs: Annotated[
         int | None, _default("INT", "512; fewer for several games, 24 for all; 8 for a small game")

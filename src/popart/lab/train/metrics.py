@@ -100,7 +100,7 @@ class MetricsTracker:
 
 
 class Record:
-    """What happened to one member since its last row."""
+    """Episodes and updates of one member since its last row."""
 
     def __init__(self) -> None:
         self.scores: list[float] = []

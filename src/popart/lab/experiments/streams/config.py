@@ -41,7 +41,7 @@ BETA = 0.01
 to forget."""
 
 CHOICES = {"steady": "chosen on the steady stream", "own": "chosen on the stream itself"}
-"""How learning rate and step size are chosen, always with the seeds for tuning."""
+"""Choices of learning rate and step size, always with the seeds for tuning."""
 
 WINDOWS = 100
 """Windows of a stream in which errors are averaged. Errors in the first are not counted; standardise-once and
