@@ -76,7 +76,9 @@ def test_more_frames_are_taken_and_other_settings_refused(tmp_path: Path) -> Non
         opened(Start(games=("catch",), agents=("popart",), frames=2000, out=tmp_path))
     other = small(tmp_path)
     object.__setattr__(other, "learning", type(other.learning)(beta=0.1))
-    with pytest.raises(LabError, match=r"beta is None there, 0.1 here.*popart campaign start --games catch"):
+    with pytest.raises(
+        LabError, match=r"beta is the default there, 0.1 here.*popart campaign start --games catch"
+    ):
         opened(other)
 
 

@@ -104,7 +104,9 @@ class Folder:
         differ = [k for k in old if k not in (*FREE, *EXTENDED) and old[k] != new.settings.get(k)]
         lacking = [k for k in EXTENDED if not set(old[k]) <= set(new.settings[k])]
         if differ or lacking:
-            found = "; ".join(f"{k} is {old[k]!r} there, {new.settings[k]!r} here" for k in differ + lacking)
+            found = "; ".join(
+                f"{k} is {_text(old[k])} there, {_text(new.settings[k])} here" for k in differ + lacking
+            )
             raise LabError(
                 f"{self.path} is a campaign with other settings ({found}); give another --out, or run its "
                 f"own command: {self.command}"
@@ -113,6 +115,11 @@ class Folder:
     def extended(self, fleets: Sequence[Sequence[Member]]) -> Self:
         """Return this campaign with further fleets."""
         return replace(self, fleets=[*self.fleets, *([member.name for member in fleet] for fleet in fleets)])
+
+
+def _text(value: Any) -> str:
+    """Return the value of a setting for a message; an option that was not given is None."""
+    return "the default" if value is None else repr(value)
 
 
 def members_of(train: Train) -> list[Member]:
