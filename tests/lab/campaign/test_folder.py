@@ -41,11 +41,11 @@ def test_fleets_fit_into_memory_and_are_enough_for_all_workers() -> None:
         m.name for m in atari.train().members()
     )
     assert all(sum(m.replay_size * 7067 + 180e6 for m in fleet) < 0.75 * 141e9 for fleet in planned)
-    one = small(Path("x"))
+    one = small(Path("x"), machines=MachineOptions(memory=4))  # not the free memory of this machine
     assert [len(f) for f in fleets(one, members_of(one.train()))] == [3]
-    two = small(Path("x"), machines=MachineOptions(workers=2))
+    two = small(Path("x"), machines=MachineOptions(workers=2, memory=4))
     assert [len(f) for f in fleets(two, members_of(two.train()))] == [2, 1]
-    many = small(Path("x"), machines=MachineOptions(workers=9))
+    many = small(Path("x"), machines=MachineOptions(workers=9, memory=4))
     assert [len(f) for f in fleets(many, members_of(many.train()))] == [1, 1, 1]
 
 
