@@ -7,13 +7,13 @@ WORKERS ?= auto
 
 .PHONY: reproduce test check lint types bench docs tutorial requirements clean
 
-reproduce: $(VENV)/.lab ## what of the paper this machine can do, and a page of it
+reproduce: $(VENV)/.lab ## run the paper's experiments that need no Atari, and write a report
 	$(VENV)/bin/popart reproduce $(ARGS)
 
-test: $(VENV)/.dev ## all tests; with SLOW=1 also those that only CI runs
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) $(if $(SLOW),-m "") # a worker is a thread
+test: $(VENV)/.dev ## run the tests; SLOW=1 includes the slow ones, which CI runs
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) $(if $(SLOW),-m "") # one thread per worker
 
-check: lint types docs test ## lint, types, documentation and tests: what CI runs
+check: lint types docs test ## run what CI runs: lint, types, documentation and tests
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check
@@ -22,7 +22,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-bench: $(VENV)/.dev ## speed and accuracy beside peers, as ratios
+bench: $(VENV)/.dev ## compare speed and accuracy with other libraries, as ratios
 	$(VENV)/bin/python -m benchmarks.statistics
 	$(VENV)/bin/python -m benchmarks.drift
 	$(VENV)/bin/python -m benchmarks.head
@@ -34,10 +34,10 @@ bench: $(VENV)/.dev ## speed and accuracy beside peers, as ratios
 	$(VENV)/bin/python -m benchmarks.sklearn_regressor
 	$(VENV)/bin/python -m benchmarks.agents
 
-docs: $(VENV)/.dev ## the documentation, in site/
+docs: $(VENV)/.dev ## build the documentation in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-tutorial: $(VENV)/.dev ## run the tutorial, and write its page with what it prints and draws
+tutorial: $(VENV)/.dev ## run the tutorial, and write its page with its output and figures
 	OMP_NUM_THREADS=1 $(VENV)/bin/python docs/build_tutorial.py
 
 clean:
@@ -49,14 +49,14 @@ $(VENV)/bin/python:
 COMPILE = $(VENV)/bin/uv pip compile --universal --generate-hashes --no-strip-extras --no-annotate --no-header \
 	--no-emit-index-url --no-emit-find-links pyproject.toml
 
-requirements: $(VENV)/bin/python ## the hashes of what is installed, after a change of constraints.txt or an extra
+requirements: $(VENV)/bin/python ## write the hashes of all packages, after a change of constraints.txt or of an extra
 	$(PIP) install --constraint constraints.txt uv
 	echo torch > $(VENV)/excluded.txt
 	$(COMPILE) --python-version 3.11 --extra lab requirements/lab.in --output-file requirements/lab.txt
 	$(COMPILE) --python-version 3.11.5 --extra dev requirements/dev.in --output-file requirements/dev.txt \
 		--excludes $(VENV)/excluded.txt
 
-# What is installed comes from files whose hashes are known, and the package is built without a download.
+# Packages are installed from files with known hashes, and this package is built without a download.
 HASHED = $(PIP) install --require-hashes --only-binary :all: --requirement
 PACKAGE = $(PIP) install --no-deps --no-build-isolation --editable .
 
@@ -65,7 +65,7 @@ $(VENV)/.lab: pyproject.toml requirements/lab.txt | $(VENV)/bin/python
 	$(PACKAGE)
 	@touch $@
 
-# PyTorch has no hash: its builds for CPUs and GPUs, of which pip chooses one, are different files of one version.
+# PyTorch has no hash: its builds for CPUs and GPUs are different files of one version, and pip chooses one.
 $(VENV)/.dev: pyproject.toml constraints.txt requirements/dev.txt | $(VENV)/bin/python
 	$(HASHED) requirements/dev.txt --no-deps
 	$(PIP) install --constraint constraints.txt torch

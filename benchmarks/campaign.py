@@ -26,7 +26,7 @@ from popart.lab.machine import cores
 def measured(game: str, fleets: int, frames: int, workers: int, folder: Path) -> tuple[float, float]:
     """Train a new campaign; return the seconds that it took, and those of its CPUs."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        planned = MachineOptions(workers=fleets)  # fleets that are planned stay, whatever the workers are
+        planned = MachineOptions(workers=fleets)  # planned fleets stay the same for any number of workers
         opened(Start((game,), ("popart",), fleets, frames, Path(out), planned))
         settings = {"games": game, "agents": "popart", "seeds": fleets, "frames": frames, "out": out}
         options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]

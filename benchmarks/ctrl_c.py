@@ -1,4 +1,4 @@
-"""Ctrl-C in the first moments of a command: how long is Python alone, before the command can answer?
+"""Ctrl-C in the first moments of a command: how long does it take until the command can handle it?
 
 A command is started again and again, and gets SIGINT at a random age. It ends in one of three ways: without a
 word (Python had no handler yet), with Python's traceback (Python had its own), or with the command's message.

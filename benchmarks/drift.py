@@ -35,7 +35,7 @@ def drift(beta: float, updates: tuple[int, ...], batch: int = 1) -> list[float]:
         return (new, *popart.preserve(W, b, rule.affine(state), rule.affine(new))), None
 
     def outputs(state: Any, W: Any, b: Any) -> np.ndarray:
-        """In float64, so that what is measured is the layer and not this."""
+        """Compute in float64, so that only the layer's own rounding is measured."""
         scale, shift = (np.asarray(x, float) for x in rule.affine(state)[:2])
         return scale * (np.asarray(W, float) @ h + np.asarray(b, float)[:, None]) + shift
 

@@ -1,4 +1,4 @@
-"""How training goes on when targets become much smaller, and remedies for weights that preservation enlarges.
+"""Training after targets become much smaller, and remedies for weights that preservation enlarges.
 
 A network of 8 inputs, two hidden layers of 32 units and one output learns a function from minibatches of 32.
 Targets have a size of about 1 for 2,000 updates and then fall by a factor of 10, 100 or 10⁴. In a fourth
@@ -32,7 +32,7 @@ from benchmarks.tables import publish
 INPUTS, HIDDEN, BATCH, SEEDS = 8, 32, 32, 10
 BEFORE, AFTER, WINDOW = 2_000, (1_000, 10_000), 100
 OUTLIERS = 0.0
-"""Stands for the stream with outliers among the factors by which targets fall."""
+"""The stream with outliers, in the list of factors by which targets fall."""
 
 FALLS = (10.0, 100.0, 1e4, OUTLIERS)
 BETAS = (1e-2, 1e-3, 1e-4)

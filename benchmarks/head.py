@@ -89,7 +89,7 @@ def replay(network: Network) -> tuple[np.ndarray, ...]:
 def torch_loss(
     kind: str, stack: int, body: nn.Module, head: Any, norm: Any, target: Any
 ) -> Callable[..., Tensor]:
-    """The loss of a step; for Pop-Art, and for TorchRL's norm, with an update of the statistics."""
+    """Return the loss of a step; for Pop-Art and TorchRL's norm, after an update of the statistics."""
     old_body, old_head = target
 
     def loss(frames: Tensor, actions: Tensor, rewards: Tensor, at: Tensor, optimizer: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What should become of an optimizer's memory of the head when Pop-Art rescales it: an ablation.
+"""An ablation: should the optimizer's state of the head be rescaled, kept or reset with the head?
 
 The paper's binary regression (Section 3), where every 1000th target is 65,535 and the others are below
 1024, and a harder one with every 100th. The headline number is the area under the paper's curve: the mean

@@ -38,7 +38,7 @@ SAMPLES = 5000
 
 
 def torch_loop(method: str, updates: int) -> float:
-    """Seconds for so many updates of one run."""
+    """Return the seconds that a number of updates of one run takes."""
     torch.manual_seed(0)
     layers = []
     for inputs, outputs in itertools.pairwise(SIZES):
@@ -126,7 +126,7 @@ def on_all_cores(f: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def rlax_rate(method: str, rounds: int) -> tuple[float, str]:
-    """The best rate over numbers of runs, in one call or in one per core."""
+    """Return the best rate over numbers of runs, in one call or in one call per core."""
     found = []
     for runs in (64, 550, 2200):
         f, arguments = vmapped(method, runs)

@@ -1,4 +1,4 @@
-"""What it costs a categorical head that its bins follow scale and shift.
+"""Errors of a categorical head whose bins follow scale and shift.
 
 A head with bins in normalised units has learned a distribution for each of many inputs: HL-Gauss targets
 around random values. Then its units change, and the logits are interpolated. Reported is by how much outputs

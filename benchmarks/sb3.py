@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with and without Pop-Art: what it costs, and what it does for rewards of other scales.
+"""Stable-Baselines3 with and without Pop-Art: its cost, and returns for rewards of other scales.
 
     python -m benchmarks.sb3 --what cost [--seconds 30]
     python -m benchmarks.sb3 --what scales [--workers 16]

@@ -173,8 +173,10 @@ def gradient_of(
     config: AgentConfig, network: Network, learned: learner.Learner, batch: Transitions
 ) -> list[Any]:
     """Return the gradient of the agent's loss, layer by layer, with its statistics as they are."""
-    online = learner.values(config, network, learned.params, learned.statistics, batch.later)
-    target = learner.values(config, network, learned.target_params, learned.target_statistics, batch.later)
+    online = learner.values(config, network, learned.params, learned.statistics, batch.next_observation)
+    target = learner.values(
+        config, network, learned.target_params, learned.target_statistics, batch.next_observation
+    )
     y = config.art.affine(learned.statistics).normalize(learner.targets(config, batch, online, target))
 
     def loss(params: Params) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What one update of the statistics and of the head costs, beside peers, in one run.
+"""The time of one update of the statistics and of the head, beside peers, in one run.
 
 - ART and POP, in NumPy, JAX (a jitted call, or a part of a `lax.scan`) and PyTorch (eager, compiled).
   TorchRL's value norms preserve no outputs: *ART alone* does the same as their update.
@@ -94,7 +94,7 @@ def numpy_cases(batch: int, features: int, outputs: int) -> Iterator[list[Case]]
 
 
 def jax_cases(batch: int, features: int, outputs: int) -> Iterator[list[Case]]:
-    """rlax has one statistic per output, and takes which output each target is of."""
+    """Return an update of rlax, which has one statistic per output and an index of outputs."""
     y, index = map(jnp.asarray, batch_of(batch, outputs))
     W, b = jnp.ones((features, outputs)), jnp.zeros(outputs)
 
@@ -223,7 +223,7 @@ def task_cases(device: str) -> Iterator[list[Case]]:
 
 
 def sums_by_task(module: str, y: Any, index: Any) -> Any:
-    """Return as many sums by index as a count, a mean and a variance need: the least that tasks cost."""
+    """Return the sums by index that a count, a mean and a variance need: the least cost of tasks."""
     if module == "numpy":
         wide = y.astype(float)
         return [np.bincount(index, wide, TASKS) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""How a benchmark leaves its table: as CSV with a manifest beside it, and on the terminal."""
+"""Tables of benchmarks: as CSV with a manifest beside it, and on the terminal."""
 
 import csv
 import functools

@@ -1,4 +1,4 @@
-"""Which sizes of targets a plain network learns, with the learning rates that people use.
+"""Errors of a plain network for targets of different sizes, with usual learning rates.
 
 The network of `benchmarks.falling` (8 inputs, two hidden layers of 32 units, one output) learns the same
 function with targets of every size from 10⁻⁴ to 10⁴, from minibatches of 32. Each row has the median error

@@ -2,8 +2,8 @@
 
     python examples/ddp.py
 
-Each replica sees half of every batch. With `process_group=True` the heads merge what they measured before
-they update, so that statistics and weights stay the same in both, and are those of a single process.
+Each replica has half of every batch. With `process_group=True` the heads combine their measurements before
+they update. So both have the same statistics and weights, which are those of a single process.
 """
 
 import os
@@ -23,7 +23,7 @@ STEPS, BATCH, REPLICAS = 100, 32, 2
 
 
 class Network(nn.Module):
-    """What DDP runs is `forward`, so this gives normalised outputs, for the loss."""
+    """DDP calls `forward`, so it returns the normalised outputs that the loss needs."""
 
     def __init__(self, process_group: bool) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def train(rank: int, replicas: int) -> Network:
 
 
 def learned(network: Network) -> dict[str, Any]:
-    """Weights, and the scale and shift of the targets."""
+    """Return the weights, and the scale and shift of the targets."""
     scale, shift = network.head.affine
     tensors = {**dict(network.named_parameters()), "scale of targets": scale, "shift of targets": shift}
     return {name: x.detach().numpy() for name, x in tensors.items()}
@@ -74,7 +74,7 @@ def free_port() -> int:
 
 
 def compare() -> dict[str, tuple[float, float]]:
-    """How far the replicas are from each other and from a single process, relative to the largest number."""
+    """Return the differences between replicas, and to a single process, relative to the largest number."""
     context = mp.get_context("spawn")
     results, port = context.SimpleQueue(), free_port()
     processes = [context.Process(target=replica, args=(rank, port, results)) for rank in range(REPLICAS)]

@@ -1,22 +1,22 @@
-"""Deep Pop-Art: sizes that nobody knows beforehand, below a soft-max and where two losses meet.
+"""Deep Pop-Art: unknown sizes below a soft-max and where two losses meet.
 
 (a) A network learns to tell three spiral arms apart, by a cross-entropy that is multiplied by c, as
-costs are in cents or in millions. The layer below the soft-max gets its targets by back-propagation.
+if costs were in cents or in millions. The layer below the soft-max gets its targets by back-propagation.
 (b) The same network learns from a teacher's probabilities, of an unknown temperature: its logits are
 multiplied by c. The layer gets its targets by inversion of the soft-max.
-(c) One trunk with two linear heads learns two functions, by losses of which one counts 10⁶ times more.
+(c) One trunk with two linear heads learns two functions, by two losses, one of which is 10⁶ times larger.
 
     python examples/deep.py [FOLDER]
 
-Every method has the step size that serves it best, for c = 1 or for both losses together, and keeps it.
-A size is best removed where it comes in:
+Every method has its best learning rate for c = 1, or for both losses together, and keeps it for all c. A
+size is best removed where it enters:
 
-- Normalised gradients remove any size of a loss, (a) and (c). Of targets, (b), they do not remove a small
-  one: steps of size 1 go too far.
-- Pop-Art removes any size of targets, (b). Of a loss, (a), it removes a large one, though outputs are
-  then large too, and probabilities nearly 0 and 1. A small one it does not: a soft-max has a unit of its
-  own, outputs must come to about 1, and much smaller steps from them are lost in their spread.
-- Adam normalises the gradient of each weight, in which the losses have met already, (c).
+- Normalised gradients remove any size of a loss, (a) and (c). They do not remove a small size of targets,
+  (b): steps of size 1 are then too large.
+- Pop-Art removes any size of targets, (b), and a large size of a loss, (a), though outputs are then large,
+  too, and probabilities nearly 0 and 1. It does not remove a small size of a loss: a soft-max has a unit of
+  its own, outputs must reach about 1, and much smaller steps are lost in their spread.
+- Adam normalises the gradient of each weight, which is already a sum over both losses, (c).
 """
 
 import argparse
@@ -49,7 +49,7 @@ COLOURS = {"SGD": "tab:red", "Adam": "0.55", "normalised gradients": "tab:purple
 
 
 class Method(NamedTuple):
-    """What is normalised, if anything, and by what: outputs of the last layer, or incoming gradients."""
+    """The rules that normalise outputs of the last layer and incoming gradients; Fixed normalises nothing."""
 
     outputs: popart.Rule[Any] = popart.Fixed()
     gradients: popart.Rule[Any] = popart.Fixed()
@@ -80,7 +80,7 @@ def features(params: Tree, x: Array) -> Array:
 
 
 def spirals(rng: np.random.Generator, *shape: int) -> tuple[Array, Array]:
-    """Points on three arms of three quarters of a turn, and logits that are largest for the right one."""
+    """Return points on three spiral arms, and logits that are largest for the right arm."""
     turn = (rng.integers(CLASSES, size=shape) + rng.uniform(-0.45, 0.45, shape)) / CLASSES
     radius = rng.uniform(size=shape) ** 0.5
     angle = 2 * np.pi * (turn + 0.75 * radius)
@@ -89,7 +89,7 @@ def spirals(rng: np.random.Generator, *shape: int) -> tuple[Array, Array]:
 
 
 def gradient_of(z: Array, logits: Array, c: Array, taught: Array) -> Array:
-    """The gradient of each example's loss by the outputs below the soft-max."""
+    """Return the gradient of each example's loss with respect to the outputs below the soft-max."""
     classes = jax.nn.one_hot(logits.argmax(-1), CLASSES)
     down = jax.grad(lambda z: -c * (classes * jax.nn.log_softmax(z)).sum())(z)
     # So little smoothing counts only where single precision soon has probabilities of 0, c above 10.
@@ -129,7 +129,7 @@ def accuracy(method: Method, params: Tree, data: Any, alpha: Array, c: Array, ta
 def classify(
     method: str, source: Source, alphas: Array, sizes: Array, steps: int = STEPS, seeds: int = SEEDS
 ) -> Array:
-    """The accuracy of trained networks, (seeds, runs), for step sizes and for sizes c, each (runs,)."""
+    """Return accuracies of trained networks, (seeds, runs), for learning rates and sizes c, each (runs,)."""
     rng, taught = np.random.default_rng(0), jnp.array(source == "teacher")
     params = network(rng, seeds, head=CLASSES)
     data = spirals(rng, seeds, steps, BATCH), spirals(rng, seeds, 1000)
@@ -168,18 +168,18 @@ def squared_errors(method: Method, params: Tree, data: Any, alpha: Array) -> Arr
 
 
 def two_losses(method: str, alphas: Array, steps: int = STEPS, seeds: int = SEEDS) -> Array:
-    """Errors before updates relative to the targets' size, (seeds, alphas, steps / WINDOW, losses)."""
+    """Return errors before updates, relative to the targets, (seeds, alphas, steps / WINDOW, losses)."""
     rng = np.random.default_rng(0)
     params = network(rng, seeds, small=1, large=1)
     x = rng.uniform(-1.5, 1.5, (seeds, steps, BATCH, 2))
     y = 2**0.5 * np.sin(x @ np.array([[3, 2], [1, -3]]) + (0, np.pi / 2))
     squares = squared_errors(METHODS[method], params, (jnp.array(x), jnp.array(y)), jnp.array(alphas))
-    squares = np.fmin(squares, 1e12)  # What has diverged may not be a number any more.
+    squares = np.fmin(squares, 1e12)  # Diverged errors may be NaN.
     return np.sqrt(squares.reshape(seeds, len(alphas), -1, WINDOW, len(LOSSES)).mean(3))
 
 
 class Curve(NamedTuple):
-    """A line of the figure, y: (seeds, x), with the step size that was best."""
+    """A line of the figure, y: (seeds, x), with the best learning rate."""
 
     panel: str
     method: str
@@ -197,7 +197,7 @@ def classifiers(method: str) -> list[Curve]:
 
 
 def shared_trunks(method: str) -> list[Curve]:
-    # Larger steps diverge with SGD, whose step size has a unit, and are of no use with the others.
+    # Larger learning rates diverge with SGD, whose learning rate has a unit, and do not help the others.
     alphas = ALPHAS / (max(LOSSES.values()) if method == "SGD" else 10)
     errors = two_losses(method, alphas)
     best = int(errors[:, :, -1].mean((0, 2)).argmin())
@@ -247,7 +247,9 @@ def write(curves: list[Curve], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Deep Pop-Art: below a soft-max, and where two losses meet.")
-    parser.add_argument("folder", nargs="?", default="runs/deep", type=Path, help="for the figure and table")
+    parser.add_argument(
+        "folder", nargs="?", default="runs/deep", type=Path, help="folder of figure and table"
+    )
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -45,20 +45,20 @@ class Network(nn.Module):
 
 
 class Transitions(NamedTuple):
-    """From each step of an episode to `N_STEP` later, or to its end. `discount` is 0 where it terminated."""
+    """Transitions over `N_STEP` steps, or to the end of the episode. `discount` is 0 where it terminated."""
 
     observation: Tensor
     action: Tensor
     reward: Tensor
     discount: Tensor
-    later: Tensor
+    next_observation: Tensor
 
 
 def learn(network: Network, target: Network, optimizer: Optimizer, batch: Transitions) -> None:
     """Take a step on the squared error of the values of the actions that were taken."""
     with torch.no_grad():
-        best = network(batch.later).argmax(1, keepdim=True)
-        y = batch.reward + batch.discount * target(batch.later).gather(1, best)[:, 0]
+        best = network(batch.next_observation).argmax(1, keepdim=True)
+        y = batch.reward + batch.discount * target(batch.next_observation).gather(1, best)[:, 0]
     y = network.head.update(y, optimizer=optimizer)  # Pop-Art
     q = network.head.normalized(network.body(batch.observation))  # Pop-Art
     loss = (q.gather(1, batch.action[:, None])[:, 0] - y).square().mean()

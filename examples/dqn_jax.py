@@ -33,7 +33,7 @@ optimizer = popart.jax.rescale_moments(optax.adam(LEARNING_RATE), head=lambda p:
 
 
 class Agent(NamedTuple):
-    """All that is learned, and the state of the optimizer; a target network is a copy of all."""
+    """Parameters, optimizer state and statistics; a target network is a copy of all of them."""
 
     params: Params
     optimizer: Any
@@ -41,13 +41,13 @@ class Agent(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """From each step of a rollout to its end, or the episode's. `discount` is 0 where it terminated."""
+    """Transitions to the end of the rollout or of the episode. `discount` is 0 where it terminated."""
 
     observation: Any
     action: Any
     reward: Any
     discount: Any
-    later: Any
+    next_observation: Any
 
 
 def init(key: Array) -> Agent:
@@ -73,7 +73,8 @@ def values(params: Params, x: Array) -> Array:
 def learn(art: Any, agent: Agent, target: Agent, batch: Transitions) -> Agent:
     """Take a step on the squared error of the values of the actions that were taken."""
     at = jnp.arange(BATCH)
-    q = values(target.params, batch.later)[at, values(agent.params, batch.later).argmax(-1)]
+    best = values(agent.params, batch.next_observation).argmax(-1)
+    q = values(target.params, batch.next_observation)[at, best]
     q = art.affine(target.statistics).denormalize(q)  # Pop-Art
     y = batch.reward + batch.discount * q
     step = popart.jax.step(art, agent.statistics, agent.params["head"], y)  # Pop-Art
@@ -102,14 +103,14 @@ def play(params: Params, games: Any, epsilon: Array, key: Array) -> tuple[Any, T
         return (next_x, world), (x, action, reward, terminated, truncated, info["final_observation"])
 
     def backward(carry: Any, step: Any) -> tuple[Any, Transitions]:
-        G, discount, later = carry
+        G, discount, after = carry
         x, action, reward, terminated, truncated, last = step
         ends = terminated | truncated
         G = reward + jnp.where(ends, 0.0, GAMMA * G)
         # A truncated episode would have continued, so its last state has a value.
         discount = GAMMA * jnp.where(terminated, 0.0, jnp.where(truncated, 1.0, discount))
-        later = jnp.where(ends[:, None], last, later)
-        return (G, discount, later), Transitions(x, action, G, discount, later)
+        after = jnp.where(ends[:, None], last, after)
+        return (G, discount, after), Transitions(x, action, G, discount, after)
 
     games, steps = jax.lax.scan(forward, games, jax.random.split(key, N_STEP))
     end = (jnp.zeros(ENVIRONMENTS), jnp.ones(ENVIRONMENTS), games[0])

@@ -2,13 +2,13 @@
 
 A small network learns the same function five times over, while the targets are multiplied by 10⁻⁴,
 10⁻², 1, 10² and 10⁴, as values are that grow with the policy. SGD, Art (normalisation alone) and
-Pop-Art each get the step size, of 21, that serves them best. The figure shows the error as a part of
-the targets' own size, and the scale that was learned.
+Pop-Art each have the best of 21 learning rates. The figure shows the error divided by the size of the
+targets, and the scale that was learned.
 
     python examples/magnitudes.py [--falling] [FOLDER]
 
-With --falling the sizes come in reverse order, which is the hard way round for Pop-Art: outputs that
-are preserved have to be unlearned when they have become too large.
+With --falling the sizes come in reverse order, which is harder for Pop-Art: preserved outputs are then too
+large and have to be unlearned.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Result(NamedTuple):
 
 
 def learn(method: str, sizes: tuple[float, ...], progress: Progress) -> Result:
-    """All step sizes and seeds at once: each is one of the statistics and one of the heads."""
+    """Learn with all learning rates and seeds at once: each has its own statistics and its own head."""
     rng = np.random.default_rng(0)
     runs = (len(ALPHAS), SEEDS)
     alpha = np.broadcast_to(ALPHAS[:, None], runs)[..., None]
@@ -74,13 +74,13 @@ def learn(method: str, sizes: tuple[float, ...], progress: Progress) -> Result:
 
 
 def rmse(errors: Any) -> Any:
-    """Root of the mean over 25 samples at a time; what is not a number any more has diverged."""
+    """Return the root mean square of each 25 samples; NaN, after divergence, counts as infinite."""
     squares = np.nan_to_num(errors**2, nan=np.inf, posinf=np.inf)
     return np.sqrt(squares.reshape(*errors.shape[:-1], -1, 25).mean(-1))
 
 
 def best(result: Result) -> int:
-    """The step size with the least area under the median curve, which is plotted on a log scale."""
+    """Return the index of the learning rate with the least area under the median curve, on a log scale."""
     return int(np.log(np.median(rmse(result.errors), axis=1).clip(1e-6, 1e12)).mean(-1).argmin())
 
 
@@ -127,10 +127,10 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = SIZES[::-1] if arguments.falling else SIZES
 
-    np.seterr(all="ignore")  # SGD with too large a step diverges, and is shown to.
+    np.seterr(all="ignore")  # SGD with too large a learning rate diverges, and the figure shows it.
     with Progress() as progress:
         results = {method: learn(method, sizes, progress) for method in COLOURS}
-    print("Median RMSE over the last 250 samples at each size of targets, as a part of that size:")
+    print("Median RMSE over the last 250 samples at each size of targets, divided by that size:")
     print(f"{'':8} {'α':>8} " + "".join(f"{size:>10.0e}" for size in sizes))
     for method, result in results.items():
         i = best(result)

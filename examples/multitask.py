@@ -2,9 +2,9 @@
 
     python examples/multitask.py [FOLDER] [--steps N]
 
-Each row of a batch is of one task, and has a target for that task alone. A head with one output per task
-and statistics per output normalises each by its own, so that all count alike in the shared layers. Draws
-multitask.png and multitask.svg.
+Each row of a batch belongs to one task, and has a target for that task alone. A head with one output per
+task and statistics per output normalises each task separately, so that all have the same weight in the
+shared layers. Draws multitask.png and multitask.svg.
 """
 
 import argparse
@@ -23,7 +23,7 @@ HEADS = {"linear": "tab:red", "Pop-Art, one scale": "yellowgreen", "Pop-Art per 
 
 
 def targets(x: torch.Tensor, task: torch.Tensor) -> torch.Tensor:
-    """Another function for each task, in units of its own."""
+    """Return the targets: a different function for each task, in different units."""
     return SIZES[task] * (torch.sin(3 * x[:, 0] + task) + x[:, 1] * (task - 1.5))
 
 
@@ -33,7 +33,7 @@ def make_head(name: str) -> nn.Linear | PopArt:
 
 
 def learn(name: str, steps: int = STEPS, seed: int = 0) -> list[float]:
-    """The error in each task, relative to the spread of its targets."""
+    """Train a network; return the error in each task, relative to the spread of its targets."""
     torch.manual_seed(seed)
     body = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     head = make_head(name)
@@ -78,7 +78,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/multitask"), metavar="FOLDER")
-    parser.add_argument("--steps", type=int, default=STEPS, help="how many batches to learn from")
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of training batches")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     torch.set_num_threads(1)

@@ -34,7 +34,7 @@ env, _ = gymnax.make("CartPole-v1")
 
 
 class Agent(NamedTuple):
-    """All that is learned, and the state of the optimizer."""
+    """Parameters, optimizer state and statistics."""
 
     params: Params
     optimizer: Any
@@ -88,7 +88,7 @@ def chosen(log_pi: Array, action: Array) -> Array:
 
 
 def critic(params: Params, observation: Array) -> Array:
-    """Return what the critic's head computes: with Pop-Art, values in normalised units."""
+    """Return the outputs of the critic's head: with Pop-Art, values in normalised units."""
     return linear(params["head"], features(params["critic"], observation))[..., 0]
 
 

@@ -1,8 +1,8 @@
-"""Regression on a stream whose targets grow a millionfold while nobody is looking, in PyTorch.
+"""Regression on a stream whose targets grow a millionfold, in PyTorch.
 
     python examples/stream.py
 
-The same network, optimizer and step size, once with a linear head and once with Pop-Art.
+The same network, optimizer and learning rate are used once with a linear head and once with Pop-Art.
 """
 
 import torch
@@ -15,12 +15,12 @@ STEPS, BATCH = 1500, 32
 
 
 def targets(x: torch.Tensor, step: int) -> torch.Tensor:
-    """A smooth function of x, a thousand times larger after each third of the stream."""
+    """Return a smooth function of x, a thousand times larger after each third of the stream."""
     return 1000.0 ** (step // (STEPS // 3)) * (torch.sin(3 * x[:, 0]) + x[:, 1] + 2)
 
 
 def learn(head: nn.Linear | PopArt, seed: int = 0) -> list[float]:
-    """The error at the end of each third, relative to the spread of the targets."""
+    """Train a network; return the error at the end of each third, relative to the spread of the targets."""
     torch.manual_seed(seed)
     body = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
     optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], 3e-3)

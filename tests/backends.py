@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 DEVICE = os.environ.get("POPART_TEST_DEVICE", "cpu")
-"""Where PyTorch's tensors are; JAX's are on its default device."""
+"""Device of PyTorch's tensors; JAX uses its default device."""
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -60,7 +60,7 @@ class Backend:
             return _tree(to_numpy, carry), [_tree(to_numpy, x) for x in outputs]
 
     def call(self, f: Callable[..., Any], *arguments: Any) -> Any:
-        """One call, as NumPy arrays."""
+        """Return the results of one call as NumPy arrays."""
         return self.run(lambda carry, x: (carry, f(*x)), (np.zeros(()),), [arguments])[1][0]
 
     def _eager(self, step: Step, carry: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:
@@ -131,4 +131,4 @@ FLOAT32 = [
     Backend("torch", "float32"),
     Backend("torch", "float32", "compile"),
 ]
-"""One of each for claims about float32."""
+"""One backend of each library and mode, for claims about float32."""

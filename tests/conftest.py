@@ -18,22 +18,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def fuzz(request: pytest.FixtureRequest) -> int:
-    """How many random inputs a test tries."""
+    """Return the number of random inputs of a test."""
     return int(request.config.getoption("--fuzz"))  # pyright: ignore[reportArgumentType]
 
 
 def pytest_sessionstart() -> None:
-    """Let processes of the tests hear signals, also where pytest runs in the background and ignores them."""
+    """Let test processes receive signals, even if pytest runs in the background and ignores them."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What JAX compiles, it looks up in a cache: workers share it, and so does the next run.
+    """Cache the programs that JAX compiles, for all workers and for the next run.
 
-    A program is found there if it is the same, as is what it is compiled by. The cache is pytest's, which
-    `--cache-clear` forgets, or the folder in POPART_TEST_CACHE, which fresh clones may share.
+    A program is found in the cache if it and its compiler are the same. The cache is that of pytest, which
+    `--cache-clear` empties, or the folder in POPART_TEST_CACHE, which fresh clones may share.
     """
     if config.pluginmanager.has_plugin("cacheprovider"):
         assert config.cache is not None

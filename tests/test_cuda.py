@@ -1,4 +1,4 @@
-"""What only a GPU can show: CUDA graphs, no waiting for the device, half precision there.
+"""Claims that need a GPU: CUDA graphs, no waiting for the device, half precision there.
 
 These run where there is one. Everything else that the heads promise is tested on the CPU.
 """

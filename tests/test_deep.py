@@ -41,7 +41,7 @@ def head(kind: type[Any], rule: str) -> Any:
 
 
 def targets(y: Any, rule: str) -> Any:
-    """Of all outputs; a single scale measures all of their numbers."""
+    """Return targets for the statistics of a rule; a single scale measures all numbers together."""
     return y if RULES[rule][1] else y.reshape(-1)
 
 

@@ -220,7 +220,7 @@ def test_long_streams_are_followed_in_few_updates_with_the_same_statistics() -> 
         (normal(0, 2 * LARGE), "too large", "Yes."),
         (normal(0, SMALL / 2), "too small", "No, too small."),
         (normal(), "fine", "A plain network learns them."),
-        (normal() * np.geomspace(0.01, 10, N), "changing", "no fixed scale and shift fits"),
+        (normal() * np.geomspace(0.01, 10, N), "changing", "no fixed scale and shift fit"),
         (np.full(100, 0.1), "constant", "They are all 0.1"),
         (np.zeros(1), "constant", "They are all 0"),
     ],

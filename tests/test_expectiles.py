@@ -14,7 +14,7 @@ import popart
 
 @pytest.mark.parametrize("p", [0.5, 0.9, 0.99])
 def test_bounds_converge_to_the_expectiles(p: float) -> None:
-    """With a batch of everything, to what SciPy finds."""
+    """With all data in each batch, they are the expectiles of SciPy."""
     y = np.random.default_rng(0).gamma(2, 3, 500)
     rule = popart.Expectiles(beta=popart.constant(0.9), p=p)
     state = rule.init()

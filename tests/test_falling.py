@@ -146,7 +146,7 @@ def test_a_limit_that_is_not_positive_is_refused(max_norm: float) -> None:
 
 @pytest.mark.parametrize("per_output", [False, True])
 def test_in_pytorch_weights_are_limited_too(per_output: bool) -> None:
-    """As in the core, with the same numbers."""
+    """The results are those of the core, with the same numbers."""
     torch.manual_seed(0)
     rule = popart.Moments(beta=0.5)
     shape = (3,) if per_output else ()

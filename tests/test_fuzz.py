@@ -20,7 +20,7 @@ NAMED = re.compile(
     r"^(targets|mask|weights|index|beta|nu0|epsilon|std|p|scale|shift|shape|h|weight|bias|layout|new|tau|"
     r"these|statistics|discount|ends|batch|rewards|art|outputs)\b"
 )
-"""How a documented error begins: with the argument, or with what the statistics are of."""
+"""First words of a documented error: the name of an argument, or of the statistics."""
 
 SHAPES = ((), (1,), (3,), (4, 2), (2, 3), (0,), (5, 1), (2, 2, 2))
 DTYPES = ("float32", "float64", "float16", "int32", "bool", "uint8")

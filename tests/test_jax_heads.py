@@ -1,4 +1,4 @@
-"""What `popart.jax` promises: outputs kept, of whoever's layer, under the transformations of JAX."""
+"""Promises of `popart.jax`: outputs of any library's layers are preserved, under JAX's transformations."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ on the precision; so the one that adopts its first batch gets one that is large 
 
 
 def worthwhile(name: str, scenario: str, backend: Backend) -> bool:
-    """What takes long is done where it says most: what is per task has all that the others have."""
+    """Return whether a slow case is tested: the cases per task cover the others."""
     if name == "moments":
         return True
     if name in VARIANTS or scenario != "per-task":

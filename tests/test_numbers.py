@@ -138,7 +138,7 @@ def test_other_heads_take_the_general_path(settings: Any, monkeypatch: pytest.Mo
 
 
 def swapped_data(head: PopArt) -> PopArt:
-    """As `vector_to_parameters` does: the same parameters with other memory."""
+    """Move the parameters to other memory with `vector_to_parameters`, and return the head."""
     vector_to_parameters(torch.cat([p.detach().reshape(-1) for p in head.parameters()]), head.parameters())
     return head
 

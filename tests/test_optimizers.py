@@ -1,4 +1,4 @@
-"""What an optimizer remembers means the same after the head was rescaled, in PyTorch and in Optax."""
+"""The state of an optimizer has the same meaning after the head was rescaled, in PyTorch and in Optax."""
 
 import functools
 import itertools

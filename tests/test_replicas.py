@@ -39,7 +39,7 @@ def _process(rank: int, size: int, port: int, work: Callable[[int, int], Any], r
 
 
 def in_processes(work: Callable[[int, int], Any], size: int = 2) -> list[Any]:
-    """What each of so many processes, joined by gloo, makes of the work."""
+    """Return the result of the work in each of several processes, which gloo connects."""
     context = mp.get_context("spawn")
     results, port = context.SimpleQueue(), free_port()
     processes = [context.Process(target=_process, args=(i, size, port, work, results)) for i in range(size)]

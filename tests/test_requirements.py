@@ -1,4 +1,4 @@
-"""What `make` installs is pinned to files with known hashes, but for PyTorch."""
+"""Packages that `make` installs are pinned to files with known hashes, except PyTorch."""
 
 import hashlib
 import importlib.metadata
@@ -91,7 +91,7 @@ def test_make_installs_nothing_without_a_hash_but_torch(tmp_path: Path, target: 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_file_with_another_hash_is_refused(tmp_path: Path, right: bool) -> None:
-    """By pip, with the options of the Makefile."""
+    """pip refuses it, with the options of the Makefile."""
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("tiny.py", "x = 1\n")

@@ -32,7 +32,7 @@ with warnings.catch_warnings(action="ignore"):
 
 
 class State(NamedTuple):
-    """What rlax calls a state, and ours beside it where there is one."""
+    """The state of rlax, and ours beside it where there is one."""
 
     shift: Any
     scale: Any

@@ -1,4 +1,4 @@
-"""What holds for every rule: masks, weights, tasks, replicas, and how a state is kept."""
+"""Claims about every rule: masks, weights, tasks, replicas and states."""
 
 import functools
 import math
@@ -41,7 +41,7 @@ def rule(request: pytest.FixtureRequest) -> Rule[Any]:
 
 
 def worthwhile(name: str, backend: Backend) -> bool:
-    """What takes long is done with one rule: compiling is done with that which has most to compile."""
+    """Return whether a slow case is tested: only the rule with the most code is compiled."""
     if backend.mode == "compile":
         return name == "order-statistics"
     return name == "moments" or not (backend.module == "jax" and backend.mode in ("eager", "vmap"))
@@ -165,7 +165,7 @@ def test_tasks_of_any_size_and_masked_targets_of_any_size_do_not_disturb_each_ot
 
 @pytest.mark.parametrize("tasks", [False, True])
 def test_replicas_equal_one_process_with_all(rule: Rule[Any], tasks: bool) -> None:
-    """Also where one of them has nothing that counts."""
+    """This includes a replica without any target that counts."""
     if isinstance(rule, popart.reference.OrderStatistics):
         pytest.skip("a reference for a single process")
     shape, weights = ((4, 2) if tasks else (2,)), WEIGHTS.copy()
@@ -201,7 +201,7 @@ def test_update_is_pure(rule: Rule[Any]) -> None:
 
 
 def test_arrays_of_a_state_share_no_memory(rule: Rule[Any]) -> None:
-    """Which would tie buffers together that are changed in place, and compiled code recompiles over."""
+    """Shared memory would connect buffers that are changed in place, and cause recompilation."""
     for state in (rule.init((2,)), rule.update(rule.init((2,)), BATCHES[0])):
         for i, x in enumerate(state):
             assert not any(np.shares_memory(x, y) for y in state[i + 1 :])
@@ -290,7 +290,7 @@ def test_a_symmetric_rule_measures_targets_and_their_negatives(single: Backend) 
 
 
 def test_an_update_of_numpy_makes_at_most_60_calls() -> None:
-    """Of functions of this package, for statistics, normalisation and layer together."""
+    """Calls of functions of this package are counted, for statistics, normalisation and layer together."""
     rule, y = popart.Moments(), BATCHES[0, :, 0]
     W, b, state = np.ones((1, 4), np.float32), np.zeros(1, np.float32), rule.init(like=y)
     calls: list[str] = []

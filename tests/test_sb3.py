@@ -471,7 +471,7 @@ def test_all_critics_have_the_same_statistics(algorithm: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", CRITICS)
 def test_target_networks_are_averaged_in_real_units(algorithm: Any) -> None:
-    """Also where the scales of both networks differ a lot: critics are linear here, so their average is."""
+    """This holds even if the scales differ a lot: critics are linear here, and so is their average."""
     delay = {"policy_delay": 1} if algorithm is PopArtTD3 else {}
     model = make(algorithm, policy_kwargs={"net_arch": []}, tau=0.25, **delay).learn(40)
     model.replay_buffer.rewards *= 1000

@@ -203,7 +203,7 @@ def test_the_algorithms_are_shown(site: Path, address: str, browser: Browser) ->
 
 
 def test_the_inventory_has_every_public_name(site: Path) -> None:
-    """What other projects link to with intersphinx."""
+    """Other projects link to the inventory with intersphinx."""
     head, _, body = (site / "objects.inv").read_bytes().partition(b"zlib.\n")
     assert b"popart" in head
     listed = {line.split()[0] for line in zlib.decompress(body).decode().splitlines() if line}

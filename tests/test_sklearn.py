@@ -417,7 +417,7 @@ def test_data_that_is_not_allowed_is_refused() -> None:
             short().fit(X, np.where(y > y.mean(), bad, y))
     with pytest.raises(ValueError, match="sample_weight has shape"):
         short().fit(X, y, sample_weight=np.ones(3))
-    with pytest.raises(ValueError, match="sample_weight reaches down to -1"):
+    with pytest.raises(ValueError, match="sample_weight has a minimum of -1"):
         short().fit(X, y, sample_weight=-np.ones(20))
     with pytest.raises(ValueError, match="does not support early_stopping"):
         short(early_stopping=True).partial_fit(X, y)

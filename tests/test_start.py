@@ -1,4 +1,4 @@
-"""How a rule starts: by adopting the data, literally as the paper prints it, or safely high."""
+"""Initial statistics of a rule: adopted from the data, as the paper prints them, or safely high."""
 
 import numpy as np
 import pytest

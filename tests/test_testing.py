@@ -285,7 +285,7 @@ def test_objects_that_cannot_be_compared_are_named_with_their_place() -> None:
 
 
 def test_pytest_shows_where_scale_matters(tmp_path: Path) -> None:
-    """In a process of its own, with NumPy alone."""
+    """The test runs in a process of its own, with NumPy alone."""
     test = tmp_path / "test_agent.py"
     test.write_text(
         "import sys\n"

@@ -1,4 +1,4 @@
-"""What `popart.torch` promises: outputs kept, by every kind of head, in every way that modules are used."""
+"""Promises of `popart.torch`: every kind of head preserves outputs, in every way that modules are used."""
 
 import copy
 import functools

@@ -33,7 +33,7 @@ class Data(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a run did: normalised targets and greedy actions of each step, and parameters at the end."""
+    """A run: normalised targets and greedy actions of each step, and parameters at the end."""
 
     targets: np.ndarray
     actions: np.ndarray

@@ -1,4 +1,4 @@
-"""Pop-Art: learn targets whose size nobody knows beforehand.
+"""Pop-Art: learn targets of unknown size.
 
 Preserving Outputs Precisely, while Adaptively Rescaling Targets, after van Hasselt, Guez, Hessel,
 Mnih and Silver, *Learning values across many orders of magnitude* (2016); for NumPy, JAX and PyTorch.

@@ -1,4 +1,4 @@
-"""The leaves of nested results as NumPy arrays with names, whichever framework they are from."""
+"""The leaves of nested results of any framework, as NumPy arrays with names."""
 
 import dataclasses
 import fnmatch
@@ -79,7 +79,7 @@ def _leaf(x: Any, path: str) -> Leaf:
     leaf = as_leaf(x)
     if leaf.values.dtype.kind not in "biufcSU":
         raise TypeError(
-            f"train gave an object of type {type(x).__name__} at {path or 'the top'!r}; it may give "
+            f"train returned an object of type {type(x).__name__} at {path or 'the top'!r}; it may return "
             "arrays, numbers and strings in dicts, lists, tuples, dataclasses, modules and pytrees"
         )
     return leaf

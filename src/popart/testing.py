@@ -6,7 +6,7 @@
     def test_scale_does_not_matter():
         assert_scale_invariant(train)  # train(scale) trains on rewards × scale, and returns parameters
 
-Neither JAX nor PyTorch is imported: results can only be theirs if `train` has imported them.
+Neither JAX nor PyTorch is imported: `train` has imported them if its results are theirs.
 """
 
 import math
@@ -24,18 +24,18 @@ check_installation()
 __all__ = ["Difference", "Divergence", "ScaleReport", "assert_scale_invariant", "compare_scales"]
 
 SCALES = (2.0**-20, 2.0**20)
-"""About a millionth and a million. Squares of such rewards are still far from the limits of float32."""
+"""Default scales, about 10⁻⁶ and 10⁶. Squares of such rewards are far from the limits of float32."""
 
 SHOWN = 8
-"""Number of leaves that a report lists."""
+"""Largest number of leaves that a report lists."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How a leaf differs from that of the training with scale 1."""
+    """The difference of a leaf from that of the training with scale 1."""
 
     leaf: str
-    """Its name: keys, indices and attributes that lead to it, joined by dots."""
+    """Name of the leaf: keys, indices and attributes that lead to it, joined by dots."""
 
     reason: str
     """The difference in words."""
@@ -44,7 +44,7 @@ class Difference:
     """Largest difference of two elements; NaN where they cannot be subtracted."""
 
     relative: float = math.nan
-    """The same, divided by the largest magnitude in the leaf with scale 1."""
+    """Largest difference, divided by the largest magnitude in the leaf with scale 1."""
 
     ulps: float = math.nan
     """Largest difference of two elements, in units of the last place of the larger one."""
@@ -55,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the training with a scale first differs from that with scale 1."""
+    """The first difference of a training from that with scale 1."""
 
     scale: float
     step: int | None
@@ -108,8 +108,8 @@ def assert_scale_invariant(
 
     `train(scale)` trains with all rewards multiplied by `scale`, from the same random seeds each time, and
     returns parameters, actions, or anything else that must not depend on the scale. It is called with 1
-    first, and then with each of `scales`. For the step in which results first differ, let it yield a result
-    after each step, or return a list with one item per step:
+    first, and then with each of `scales`. To find the step in which results first differ, let it yield a
+    result after each step, or return a list with one item per step:
 
         def train(scale):
             torch.manual_seed(0)

@@ -1,8 +1,8 @@
 """Pop-Art for TorchRL: a `ValueNorm` that preserves the critic's outputs, and PPO losses that use it.
 
-TorchRL's PPO losses run the critic before they reach their hook for a `ValueNorm`. A head must be updated
-before the outputs that its targets are compared with are computed, so these losses keep the two apart:
-`PopArtValueNorm.update` once per rollout, after the advantages, and then as many epochs as needed.
+TorchRL's PPO losses run the critic before they call their `ValueNorm`. But a head must be updated before the
+outputs of the loss are computed. So the losses here separate the two: call `PopArtValueNorm.update` once per
+rollout, after the advantages, and then train for as many epochs as needed.
 """
 
 # pyright: basic
@@ -42,14 +42,14 @@ class PopArtValueNorm(ValueNorm):
         data = gae(data)  # values, advantages and targets in true units
         norm.update(data["value_target"])  # once per rollout
 
-    The statistics are buffers of the head: they travel with the `state_dict` of the critic and of the
-    loss, and this object has none of its own.
+    The statistics are buffers of the head, and part of the `state_dict` of the critic and of the loss. This
+    object has no statistics of its own.
 
     Args:
         head: The last layer of the critic.
         optimizer: The optimizer that trains the head, whose state is rescaled with it. It is also an
             attribute, for an optimizer that is made later.
-        moments: What becomes of the optimizer's state, as in `PopArt.update`.
+        moments: Change of the optimizer's state: 'rescale', 'keep' or 'reset', as in `PopArt.update`.
         max_norm: A limit of the norm of an output's weights, as in `PopArt.update`.
     """
 
@@ -92,7 +92,7 @@ class PopArtValueNorm(ValueNorm):
         return self.head.denormalize(normalised_value)
 
     def scale(self) -> Tensor:
-        """Return σ, by which `normalize` divides; infinite while no spread is known, so that all is 0."""
+        """Return σ, by which `normalize` divides; infinite without a spread, so that all is 0."""
         sigma = self.head.sigma
         return torch.where(sigma > 0, sigma, torch.inf)
 
@@ -135,7 +135,7 @@ class _PopArtCritic:
         return tensordict
 
     def loss_critic(self: Any, tensordict: TensorDictBase) -> tuple[Any, ...]:
-        """Return the critic's loss in normalised units, with what PPO reports beside it."""
+        """Return the critic's loss in normalised units, and the other results that PPO reports."""
         tensordict = tensordict.clone(False)
         for key in (self.tensor_keys.value_target, self.tensor_keys.value):
             y = tensordict.get(key, None)
@@ -145,7 +145,7 @@ class _PopArtCritic:
             return super().loss_critic(tensordict)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _apply(self: Any, fn: Any) -> Any:
-        """Convert or move the loss, and let the critic share its new buffers: the statistics."""
+        """Convert or move the loss; the critic then shares its new buffers, which are the statistics."""
         super()._apply(fn)  # pyright: ignore[reportAttributeAccessIssue]
         if self.functional:
             self.critic_network_params.to_module(self.critic_network)

@@ -74,7 +74,7 @@ def test_bins_follow_in_jax_as_in_pytorch(layout: str) -> None:
 
 
 def test_outputs_change_by_a_fraction_of_a_bin_when_bins_follow() -> None:
-    """By how much is measured by `benchmarks/reprojection.py`."""
+    """`benchmarks/reprojection.py` measures the size of the change."""
     head = filled(Categorical(6, 2, NORMALIZED_BINS, popart.Moments(1.0)), 0.1)
     with torch.no_grad():
         peak = NORMALIZED_BINS.encode(torch.linspace(-1.5, 1.5, 2))

@@ -23,6 +23,13 @@ def test_without_arguments_all_commands_are_listed(capsys: pytest.CaptureFixture
     assert "Fig. 1a" in said
 
 
+def test_the_list_of_commands_has_only_the_first_sentence_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    said = says(capsys, ["--help"], 0)
+    assert "Train one network on several small games" in said
+    assert "multi-task Pop-Art" not in said
+    assert "multi-task Pop-Art" in says(capsys, ["tasks", "--help"], 0)
+
+
 def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     said = says(capsys, ["regression", "--help"], 0)
     for word in (

@@ -256,7 +256,7 @@ def test_a_figure_that_cannot_be_written_is_told(here: Path, capsys: pytest.Capt
     [
         (["--batch", "0"], "batch is 0; it must be 1 or more"),
         (["--discount", "2"], "discount is 2.0; it must be between 0 and 1"),
-        (["--ends", "done"], "ends is 'done' without discount"),
+        (["--ends", "done"], "ends is 'done', which needs discount"),
         (["--out", "figure.gif"], "out is 'figure.gif'; it must end in .png, .svg, .pdf"),
     ],
 )

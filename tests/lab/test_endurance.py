@@ -348,7 +348,7 @@ def test_fewer_frames_than_a_run_has_are_refused_and_the_run_stays_as_it_is(tmp_
 
 
 def test_a_request_for_an_option_of_a_small_game_is_honoured(tmp_path: Path) -> None:
-    """Of 200 million frames, exploration and environments, the first release did none."""
+    """The first release replaced 200 million frames, exploration and environments by its own defaults."""
     from popart.lab.train.config import Train
 
     (member,) = Train.of(game="catch", frames=200_000_000, epsilon=0.01, num_envs=512).members()

@@ -74,7 +74,7 @@ def test_experiments_import_no_other_experiment(experiment: str) -> None:
 
 
 def test_modules_of_the_laboratory_itself_import_none_of_its_parts() -> None:
-    """Such as runs and figures, which all parts share."""
+    """These modules, such as runs and figures, are shared by all parts."""
     parts = [f"popart.lab.{part}" for part in ("envs", "dqn", "train", "play", "experiments", "campaign")]
     shared = [name for name in MODULES if name.count(".") == 2 and inside(name, "popart.lab")]
     shared = [name for name in shared if MODULES[name].name != "__init__.py"]

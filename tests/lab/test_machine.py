@@ -1,4 +1,4 @@
-"""What the machine has: memory, devices, and priorities of threads."""
+"""Memory, devices and priorities of threads of the machine."""
 
 import os
 import threading

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from popart.lab.cli import main
 from popart.lab.manifest import read_manifest
-from popart.lab.report.page import powers
+from popart.lab.report.page import find_runs, powers
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -307,7 +307,7 @@ def hostile(runs: Path, out: Path, address: str) -> Path:
 def test_a_page_of_a_hostile_run_executes_and_loads_nothing(
     browser: Browser, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In Chromium, with a server that would hear of every request."""
+    """Chromium opens the page, and a server logs every request."""
     heard: list[str] = []
 
     class Server(BaseHTTPRequestHandler):
@@ -402,6 +402,14 @@ def test_a_damaged_run_does_not_prevent_the_page_of_others(
     assert f"Not in this report: {tmp_path / 'bad' / 'manifest.json'} is damaged" in html
     assert html.count("<section") == 1
     assert "not in the report" in capsys.readouterr().err
+
+
+def test_an_evaluation_is_found_once_if_its_run_is_named(tmp_path: Path) -> None:
+    run, evaluation = tmp_path / "run", tmp_path / "run" / "evaluation-best-1"
+    evaluation.mkdir(parents=True)
+    for folder in (run, evaluation):
+        (folder / "manifest.json").touch()
+    assert find_runs([run]) == find_runs([tmp_path]) == find_runs([run, tmp_path]) == [run, evaluation]
 
 
 def test_runs_with_the_same_title_are_told_apart(runs: Path, tmp_path: Path) -> None:

@@ -115,18 +115,18 @@ def test_equation_5_targets_are_in_real_units_with_each_network_s_own_normalizat
         target_params=target,
         target_statistics=art.update(art.init(like=jnp.zeros(())), jnp.array([290.0, 310.0])),  # 300 +- 10
     )
-    later = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[..., None]
+    after = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])[..., None]
     batch = Transitions(
-        observation=later,
+        observation=after,
         action=jnp.zeros(3, int),
         reward=jnp.array([100.0, -50.0, 7.0]),
         terminal=jnp.array([False, False, True]),
-        later=later,
+        next_observation=after,
         weight=jnp.ones(3),
     )
     expected = np.array([100 + 0.9 * (10 * 4 + 300), -50 + 0.9 * (10 * -3 + 300), 7])
-    Q = learner.values(config, network, agent.params, agent.statistics, later)
-    Q_target = learner.values(config, network, agent.target_params, agent.target_statistics, later)
+    Q = learner.values(config, network, agent.params, agent.statistics, after)
+    Q_target = learner.values(config, network, agent.target_params, agent.target_statistics, after)
     np.testing.assert_allclose(learner.targets(config, batch, Q, Q_target), expected, rtol=1e-6)
     _, metrics = learner.learn(config, network, agent, jax.tree.map(lambda x: x[None], batch))
     step = 0.25 / (1 - 0.75**2)  # the second one, debiased

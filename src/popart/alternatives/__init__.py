@@ -1,6 +1,6 @@
-"""What people use instead of Pop-Art: other rules, fixed transforms of targets, and categorical heads.
+"""Alternatives to Pop-Art: other rules, fixed transforms of targets, and categorical heads.
 
-Everything here works on arrays of NumPy, JAX and PyTorch. Heads that are made of it are in
+Everything here works on arrays of NumPy, JAX and PyTorch. The heads are in
 `popart.torch.alternatives` and `popart.jax.alternatives`. "Scale only" needs nothing new: it is any rule with
 `symmetric=True`, such as `popart.Moments(symmetric=True)`.
 """

@@ -16,7 +16,7 @@ class Histogram(ABC):
     """Bins at fixed places, and how targets become distributions over them and back.
 
     Bins are equally spaced from `low` to `high` in the space of the transform. Targets beyond the outer bins
-    count as these.
+    are put into the outer bins.
     """
 
     low: float
@@ -33,11 +33,11 @@ class Histogram(ABC):
     @property
     @abstractmethod
     def places(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Where the bins are, in the space of the transform."""
+        """Places of the bins, in the space of the transform."""
 
     @property
     def values(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """What the bins stand for, in the units of the targets."""
+        """Values of the bins, in the units of the targets."""
         return self.transform.invert(self.places)
 
     @abstractmethod
@@ -61,7 +61,7 @@ class TwoHot(Histogram):
     The defaults are DreamerV3's: 255 bins at $\mathrm{symexp}(-20 \ldots 20)$.
 
     It cannot tell apart targets beyond the outer bins (4.9 · 10⁸ by default), and the bins next to 0 are 0.17
-    apart: targets far below that are all nearly the same distribution. Outputs of large bins weigh much: with
+    apart: targets far below that have nearly the same distribution. Large bins dominate the output: with
     a probability of 10⁻⁸ the outermost adds 5 to the mean.
     """
 
@@ -94,9 +94,9 @@ class HLGauss(Histogram):
     with edges $e_i$ from `low` to `high`, and $\sigma$ = `ratio` · (width of a bin). The defaults are those
     of the paper's agents on Atari, whose rewards are clipped: 51 bins from -10 to 10, and a ratio of 0.75.
 
-    It cannot tell apart targets beyond `low` and `high`, which have to be known. Near these the mean of the
+    It cannot tell apart targets beyond `low` and `high`, which have to be known. Near them the mean of the
     distribution is not the target, because the Gaussian is cut off; targets whose differences are far below
-    the width of a bin are nearly the same distribution.
+    the width of a bin have nearly the same distribution.
     """
 
     low: float = -10.0

@@ -14,7 +14,7 @@ from popart.rules import Rule, check_settings, step_size, tally, zeros
 from popart.steps import Step, harmonic
 
 ALL_DATA = harmonic()
-"""The step size with which all data count the same."""
+"""The step size that gives all data the same weight."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,16 +24,16 @@ class ReturnScaling(Rule[MomentsState]):
     $$\sigma^2 = V[R] + V[\gamma] E[G^2]$$
 
     with rewards R, discounts $\gamma$ (0 at the end of an episode) and returns G. Updates take all three,
-    stacked on the last axis, and so do heads, whose normalised targets are then the last of three:
+    stacked on the last axis. So do heads, whose normalised targets are then the last of the three:
 
         y = head.update(torch.stack((rewards, discounts, returns), -1))[..., -1]
 
     The paper divides temporal-difference errors by this scale and leaves outputs as they are. As a rule of
-    Pop-Art it divides outputs, too, which is what makes it free of scale.
+    Pop-Art it divides outputs, too, and is therefore free of scale.
 
-    It cannot be measured from targets alone, so that `head.loss`, which takes nothing else, does not work
-    with it. There is no shift: targets with a large mean beside their spread stay large. The scale is 0 while
-    all rewards are the same and no episode has ended.
+    It cannot be measured from targets alone. `head.loss` takes only targets, and does not work with it.
+    There is no shift: targets with a large mean beside their spread stay large. The scale is 0 while all
+    rewards are the same and no episode has ended.
 
     Args:
         beta: the step size of the three statistics; by default all data count the same, as in the paper.

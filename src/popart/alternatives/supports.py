@@ -3,7 +3,7 @@ r"""Bins in normalised units: how a categorical head follows scale and shift wit
 The bins of a histogram are at fixed places in normalised units, $\tilde y = (y - \mu)/\sigma$. Outputs of a
 softmax cannot be preserved precisely when the units change, as those of a linear layer can: the logits of the
 new bins are interpolated between those of the old ones. Because every interpolation blurs a little, units
-follow the statistics only when these have moved by more than a slack.
+follow the statistics only when these have changed by more than a tolerance, the slack.
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ from popart.affine import Affine
 from popart.alternatives.histograms import Histogram
 
 SLACK = 0.25
-"""How far statistics move, relative to the scale, before bins follow."""
+"""Change of the statistics, relative to the scale, after which the bins follow."""
 
 
 def following(units: Affine, measured: Affine, slack: float) -> tuple[Affine, Array]:
     """Return the units of the bins after an update of the statistics, and whether they moved.
 
     They become the measured ones when their scale is wrong by more than a factor of 1 + `slack`, their shift
-    by more than `slack` times the scale, or when they know no spread.
+    by more than `slack` times the scale, or when the old units have no spread.
     """
     xp = namespace(units.scale)
     known = units.scale > 0
@@ -36,8 +36,8 @@ def interpolation(histogram: Histogram, old: Affine, new: Affine) -> Array:
 
     Bins are at fixed places in normalised units. When scale and shift change, a new bin lies between two old
     ones, and its logit is interpolated between theirs; beyond the outer bins it is that of the outermost. For
-    logits $W h + b$ the new head is $A W$ and $A b$. Where `old` knows no spread, A is the identity: the head
-    is adopted as it is.
+    logits $W h + b$ the new head is $A W$ and $A b$. Where `old` has no spread, A is the identity: the head
+    is not changed.
 
     This keeps the density over real values, up to the width of a bin, as long as the new bins are not much
     wider than the old distribution. A new bin that is as wide as many old ones gets the logit of one of them.

@@ -20,7 +20,7 @@ class Transform(ABC):
 
     @abstractmethod
     def invert(self, y: Array) -> Array:
-        """Return the targets that transformed ones stand for."""
+        """Return the targets of transformed targets: the inverse of `apply`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class H(Transform):
     With $s = \sqrt{|x| + 1} - 1$ this is $\varepsilon s^2 + (1 + 2 \varepsilon) s$, a quadratic equation
     whose root is the exact inverse. Both are computed without differences of nearly equal numbers.
 
-    It cannot know the size of targets: those far below 1 stay as small as they are, and above
+    It does not adapt to the size of targets: those far below 1 stay as small as they are, and above
     $1/\varepsilon^2$ it is linear. The mean of transformed targets is not the transformed mean: outputs that
     minimise a squared loss are below the expected return if that varies.
     """
@@ -72,8 +72,8 @@ class Symlog(Transform):
     $$\mathrm{symlog}(x) = \mathrm{sign}(x) \ln(|x| + 1) \qquad
       \mathrm{symexp}(y) = \mathrm{sign}(y) (e^{|y|} - 1)$$
 
-    It cannot know the size of targets: those far below 1 stay as small as they are, and large ones differ
-    from each other by little: by 0.01 for targets that differ by 1 %, whatever their mean. An error of 0.1 in
+    It does not adapt to the size of targets: those far below 1 stay as small as they are, and large ones
+    differ little: by 0.01 for targets that differ by 1 %, at any mean. An error of 0.1 in
     the output is one of 10 %. The mean of transformed targets is not the transformed mean.
     """
 

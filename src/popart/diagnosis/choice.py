@@ -1,4 +1,4 @@
-"""Which rule to begin with, and which step size β: found by trying them on the stream."""
+"""The choice of a rule and a step size β, by trying them on the stream."""
 
 import math
 from collections.abc import Callable
@@ -15,13 +15,13 @@ BETAS = (1e-4, 1e-3, 1e-2, 1e-1)
 """Step sizes that are tried, the smallest first."""
 
 MOST_UPDATES = 1_000
-"""Longer streams are tried with several minibatches per update, and the step that these make together."""
+"""Largest number of updates, roughly: in longer streams one update stands for several minibatches."""
 
 MISFIT = 2.0
 """Factor by which normalised targets may be off: less than the steps in which learning rates are searched."""
 
 NARROW = 0.1
-"""A middle 90 % of the targets within ±0.1 standard deviations is too narrow to be learned."""
+"""Half the range of the middle 90 % of the targets, in standard deviations, below which it is too narrow."""
 
 
 class Track(NamedTuple):
@@ -32,7 +32,7 @@ class Track(NamedTuple):
     size: int
 
     def before(self, y: Floats) -> Floats:
-        """Return each target normalised as it was known before its own update; none without a spread."""
+        """Return each target normalised with the statistics before its own update; none without a spread."""
         update = np.arange(self.size, len(y)) // self.size - 1
         scale = self.scale[update]
         known = scale > 0
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
 
 
 def follow(rule: Moments | Percentiles, y: Floats, batch: int) -> Track:
-    """Return how a rule follows a stream of minibatches, in at most about 1,000 updates."""
+    """Return the track of a rule on a stream of minibatches, in at most about 1,000 updates."""
     together = max(1, math.ceil(len(y) / batch / MOST_UPDATES))
     assert isinstance(rule.beta, float)
     step: Any = replace(rule, beta=-math.expm1(together * math.log1p(-rule.beta)))
@@ -72,8 +72,8 @@ def follow(rule: Moments | Percentiles, y: Floats, batch: int) -> Track:
 def choose(measures: Measures, y: Floats, batch: int) -> Choice:
     """Return `Moments`, or `Percentiles` if outliers make the other targets alike, with a step size.
 
-    The step size is the smallest with which the targets of each tenth of the stream, normalised before they
-    are known, have a size of 1 up to a factor of 2 on average.
+    The step size is the smallest with which the targets of each tenth of the stream, normalised before their
+    own update, have a size of 1 up to a factor of 2 on average.
     """
     if 0 < measures.bulk < NARROW:
         return _smallest_beta(lambda beta: Percentiles(beta), _middle, y, batch)

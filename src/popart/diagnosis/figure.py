@@ -1,4 +1,4 @@
-"""The figure of a diagnosis: targets over time, their magnitudes, and what a network is given to learn."""
+"""The figure of a diagnosis: targets over time, their magnitudes, and the targets of a network."""
 
 import itertools
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from popart.diagnosis.report import Diagnosis
 
 POINTS, COLUMNS = 3_000, 300
-"""Most targets that are drawn: some at equal distances, and the smallest and largest of each column."""
+"""Largest number of targets that are drawn: some at equal distances, and the extremes of each column."""
 
 TARGETS = "#8a8a8a"
 
@@ -104,7 +104,7 @@ def _symlog(axes: Axes, y: Floats) -> None:
 
 
 def _magnitudes(axes: Axes, diagnosis: "Diagnosis") -> None:
-    """Draw a histogram over decades of the targets that are not 0, and what a clip cuts of it."""
+    """Draw a histogram over decades of the targets that are not 0, and the part of it that a clip cuts."""
     what, y = "rewards" if diagnosis.of_rewards else "targets", diagnosis.unclipped
     axes.set_title(f"b  Magnitudes of {what}", loc="left", fontweight="bold")
     logs, zeros = np.log10(np.abs(y[y != 0])), float(np.mean(y == 0))

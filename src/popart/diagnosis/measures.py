@@ -17,7 +17,7 @@ TOP = 0.01
 
 @dataclass(frozen=True)
 class Measures:
-    """What was measured. Drift, tails and the share of the bulk do not depend on the unit of the targets."""
+    """Measures of a stream. Drift, tails and the bulk do not depend on the unit of the targets."""
 
     count: int
     """Number of finite targets."""
@@ -72,7 +72,7 @@ class Measures:
     """Share of targets that are 0."""
 
     longest_run: int
-    """Number of targets in the longest stretch of equal ones."""
+    """Number of targets in the longest run of equal ones."""
 
     of_rewards: bool
     """Whether rewards and a discount were given: a clip is then one of rewards, the rest is of returns."""

@@ -1,4 +1,4 @@
-"""The result of a diagnosis: measures, a rule to begin with, an answer in plain words, and a figure."""
+"""The result of a diagnosis: measures, a recommended rule, an answer in words, and a figure."""
 
 import textwrap
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis(Measures):
-    """What `popart.diagnose` found. `print` shows all of it, and `plot` draws it."""
+    """The result of `popart.diagnose`. `print` shows it as text, and `plot` draws it."""
 
     verdict: Verdict
     """Whether a plain network would learn these targets: 'fine', or why not."""
@@ -31,13 +31,13 @@ class Diagnosis(Measures):
     """The answer to "are my rewards too large?"."""
 
     rule: Moments | Percentiles
-    """The rule to begin with, with its step size."""
+    """The recommended rule, with its step size."""
 
     reasons: tuple[str, ...]
-    """Why this rule and this step size."""
+    """Reasons for this rule and this step size."""
 
     advice: tuple[str, ...]
-    """What to do."""
+    """Recommendations."""
 
     batch: int
     """Number of targets in an update, as given."""
@@ -46,10 +46,10 @@ class Diagnosis(Measures):
     """The finite targets in the order of time: as given, or returns if a discount was given."""
 
     unclipped: Floats = field(repr=False, compare=False)
-    """What a clip would apply to: rewards if a discount was given, targets otherwise."""
+    """The numbers that a clip would apply to: rewards if a discount was given, targets otherwise."""
 
     after_clip: Floats = field(repr=False, compare=False)
-    """What the targets would be with this clip."""
+    """The targets with this clip."""
 
     @property
     def beta(self) -> float:
@@ -62,7 +62,7 @@ class Diagnosis(Measures):
         return tuple(words.findings(self))
 
     def figure(self) -> "Figure":
-        """Draw the targets over time, their magnitudes, and what a network sees; this needs matplotlib."""
+        """Draw the targets over time, their magnitudes, and a network's targets; this needs matplotlib."""
         from popart.diagnosis.figure import draw
 
         return draw(self)
@@ -86,17 +86,18 @@ class Diagnosis(Measures):
 
 
 def diagnose(targets: Any, *, discount: float | None = None, ends: Any = None, batch: int = 32) -> Diagnosis:
-    """Measure a stream of targets: are they too large, do they drift, and which rule should one begin with?
+    """Measure a stream of targets: are they too large, do they drift, and which rule suits them?
 
         print(popart.diagnose(targets))
         popart.diagnose(rewards, discount=0.99, ends=terminated).plot("diagnosis.png")
 
     Args:
         targets: The targets of a value function or regression in the order of time: a list, or an array of
-            NumPy, JAX or PyTorch, whose first axis is time. Later axes, such as environments, are of the same
-            time. Targets that are not finite are counted and left out.
-        discount: γ, if `targets` are rewards. What is diagnosed are then the discounted returns that a value
-            function learns, which are up to 1 / (1 - γ) times as large. Rewards after the last count as 0.
+            NumPy, JAX or PyTorch, whose first axis is time. Entries along later axes, such as environments,
+            have the same time. Targets that are not finite are counted and left out.
+        discount: γ, if `targets` are rewards. The diagnosis is then of their discounted returns, which a
+            value function learns, and which are up to 1 / (1 - γ) times as large. Rewards after the last one
+            count as 0.
         ends: With `discount`, whether an episode ends with each reward, in the shape of `targets`.
         batch: Number of targets in one update of the statistics, to which the step size refers.
     """
@@ -106,7 +107,7 @@ def diagnose(targets: Any, *, discount: float | None = None, ends: Any = None, b
     finite = np.isfinite(y)
     if discount is None:
         if ends is not None:
-            raise ValueError("ends is given without discount; episodes matter only for returns of rewards")
+            raise ValueError("ends is given without discount; give both: episodes matter only for returns")
         unclipped = used = y[finite]
         after_clip = np.clip(used, -1, 1)
     else:

@@ -16,10 +16,10 @@ At a size of 31.6, SGD with a learning rate of 0.1 diverged, and at 0.1 errors w
 """
 
 CHANGE = 10.0
-"""Factor of two scales in one stream from which on no fixed one fits both."""
+"""Ratio of two scales in one stream above which no fixed scale fits both."""
 
 HEAVY = 0.5
-"""Share of the variance in 1 % of the targets from which on these count more than all others."""
+"""Share of the variance in 1 % of the targets above which these count more than all others."""
 
 Verdict = Literal["too large", "too small", "changing", "constant", "fine"]
 
@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 
 
 def code(rule: Moments | Percentiles) -> str:
-    """Return a rule as one writes it."""
+    """Return a rule as Python code."""
     return f"popart.{type(rule).__name__}(beta={rule.beta:g})"
 
 
@@ -57,7 +57,7 @@ def verdict(m: Measures) -> Verdict:
 
 
 def changes(m: Measures) -> bool:
-    """Return whether location or scale differ so much between tenths that nothing fixed fits all."""
+    """Return whether location or scale differ too much between tenths for a fixed scale and shift."""
     return m.scale_drift > CHANGE or m.location_drift > CHANGE
 
 
@@ -66,7 +66,7 @@ def answer(m: Measures) -> str:
     size = f"Their root mean square is {m.rms:.3g}"
     answers: dict[Verdict, str] = {
         "constant": f"They are all {m.mean:.6g}: there is no scale to learn yet.",
-        "too large": f"Yes. {size}. Plain networks learn about 1; above {LARGE:g} SGD may diverge.",
+        "too large": f"Yes. {size}. Plain networks suit a size of 1; above {LARGE:g} SGD may diverge.",
         "too small": f"No, too small. {size}. Below {SMALL:g} plain networks learn slowly, or nothing.",
         "changing": f"Not on average, but they change. {size}.",
         "fine": f"No. {size}, and it does not change much. A plain network learns them.",
@@ -78,7 +78,7 @@ def answer(m: Measures) -> str:
 def _change(m: Measures) -> str:
     return (
         f" Between tenths of the stream the scale differs by a factor of {m.scale_drift:.3g} and the mean by "
-        f"{m.location_drift:.3g} standard deviations: no fixed scale and shift fits all of it."
+        f"{m.location_drift:.3g} standard deviations: no fixed scale and shift fit all of it."
     )
 
 
@@ -111,7 +111,7 @@ def findings(m: Measures) -> Iterator[Finding]:
     yield Finding(
         "naive variance",
         f"{m.cancellation:.2g}",
-        f"relative error of E[y²] - E[y]² in float32: a standard deviation of {m.naive_std:.4g}",
+        f"relative error of E[y²] - E[y]² in float32; its root is {m.naive_std:.4g}",
     )
     yield Finding(
         "zeros", f"{_percent(m.zeros)}", f"of the targets; the longest run of equal ones is {m.longest_run:,}"
@@ -140,7 +140,7 @@ def reasons(m: Measures, choice: Choice, batch: int) -> Iterator[str]:
     if choice.updates * choice.beta < 1:
         yield (
             f"These are only {choice.updates:,} updates with {batch} targets each. Step sizes below "
-            f"{1 / choice.updates:.1g} average all of them alike: watch σ in a longer run."
+            f"{1 / choice.updates:.1g} give all of them the same weight: watch σ in a longer run."
         )
 
 
@@ -148,7 +148,7 @@ def advice(m: Measures, choice: Choice, batch: int) -> Iterator[str]:
     """Yield what to do."""
     rule, beta = code(choice.rule), choice.beta
     if verdict(m) == "constant":
-        yield "Diagnose them again when they vary."
+        yield "Diagnose the targets again when they vary."
     elif verdict(m) == "fine":
         yield f"Keep the plain layer, or use a head with {rule} if targets may change."
     else:

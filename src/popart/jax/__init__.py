@@ -1,4 +1,4 @@
-"""Pop-Art for JAX: pure functions on the parameters of a last layer, whoever made them."""
+"""Pop-Art for JAX: pure functions on the parameters of a last layer of any library."""
 
 from popart._installation import check_installation
 from popart.jax.deep import normalize_gradient, normalized_linear

@@ -1,7 +1,7 @@
-"""Heads for what people use instead of Pop-Art: settings, and pure functions of a last layer's parameters.
+"""Heads for alternatives to Pop-Art: settings, and pure functions of a last layer's parameters.
 
-`Linear` and `Categorical` have the same methods, so that an agent can take either. `normalized` and `loss`
-are of the new head that `step` returns.
+`Linear` and `Categorical` have the same methods, so that an agent can use either. Call `normalized` and
+`loss` with the new head that `step` returns.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NO_TARGETS_MEASURED, DEFAULT_BINS = Fixed(), HLGauss()
 
 
 class Head(Protocol):
-    """What an agent needs of its last layer, whatever it is."""
+    """The interface between an agent and its last layer."""
 
     @property
     def art(self) -> Rule[Any]:
@@ -35,15 +35,15 @@ class Head(Protocol):
 
     @property
     def width(self) -> int:
-        """Numbers that the layer has for each output."""
+        """Number of units of the layer for each output."""
         ...
 
     def init(self, head: Tree) -> Any:
-        """Return the state before any target."""
+        """Return the state before the first target."""
         ...
 
     def step(self, state: Any, head: Tree, targets: Array, **options: Any) -> Step:
-        """Return the state and the head after a batch of targets, and these normalised."""
+        """Return the state and the head after a batch of targets, and the normalised targets."""
         ...
 
     def normalized(self, head: Tree, h: Array, *, index: Array = None) -> Array:
@@ -97,7 +97,7 @@ class Linear:
         return heads.init(self.art, head)
 
     def step(self, state: Any, head: Tree, targets: Array, **options: Any) -> Step:
-        """See `popart.jax.step` for the options."""
+        """Update statistics and head; see `popart.jax.step` for the options."""
         found = heads.step(self.art, state, head, self.transform.apply(targets), **options)
         if self.preserve:
             return found
@@ -132,16 +132,16 @@ class Categorical:
 
     Its parameters are those of one linear layer with `outputs * bins` numbers, as in `popart.jax.init`; give
     it weights of 0 at first, as DreamerV3 does. With the default rule the support is fixed, as published.
-    With any other rule the bins are in normalised units, and logits are interpolated when these have moved
-    by more than `slack`.
+    With any other rule the bins are in normalised units, and logits are interpolated when scale or shift
+    have changed by more than `slack`.
 
-    What it cannot do is said of `popart.torch.alternatives.Categorical`.
+    `popart.torch.alternatives.Categorical` says what it cannot do.
 
     Args:
         outputs: the number of outputs.
         histogram: the bins, and how targets become distributions over them.
         art: the rule that measures targets.
-        slack: how far statistics move, relative to the scale, before bins follow.
+        slack: change of the statistics, relative to the scale, after which the bins follow.
     """
 
     outputs: int
@@ -170,10 +170,10 @@ class Categorical:
         weights: Array = None,
         **_: Any,
     ) -> Step:
-        """Return the state and the head after a batch of targets, and these normalised.
+        """Return the state and the head after a batch of targets, and the normalised targets.
 
-        Other options of `popart.jax.step` mean nothing here. The `change` is none: an optimizer's state is
-        left alone.
+        Other options of `popart.jax.step` have no effect here. The `change` is that of no change: the
+        optimizer's state stays as it is.
         """
         targets = jax.lax.stop_gradient(targets)
         across = None if axis_name is None else Axis(axis_name)

@@ -12,10 +12,10 @@ from popart.rules import Rule
 
 
 def normalized_linear(head: Tree, h: Array, affine: Affine) -> Array:
-    r"""$W h + b$ for Normalized SGD (Algorithm 2), with outputs and targets that are not normalised.
+    r"""Return $W h + b$ for Normalized SGD (Algorithm 2), with outputs and targets that are not normalised.
 
-    What is normalised is the gradient that goes down to h, and so to the layers below:
-    $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$; W and b have their usual ones.
+    Only the gradient that goes to h and the layers below is normalised:
+    $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$. W and b have their usual gradients.
     With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ this learns what Pop-Art learns
     (Proposition 3), for any scale: one number, one per output, or dense.
     """
@@ -50,17 +50,17 @@ _linear.defvjp(_linear_forward, _linear_backward)
 def normalize_gradient(
     x: Array, art: Rule[Any], state: Any, probe: Array = None, weight: float | Array = 1.0
 ) -> Array:
-    r"""`x` itself, with a backward pass that normalises the gradient: Deep Pop-Art for sources that merge.
+    r"""Return x unchanged; the backward pass normalises the gradient: Deep Pop-Art for several sources.
 
-    Put one on the output of each branch, so that no source drowns out the others, and one where they meet,
-    so that many do not add up to too much. Below an output, the head above it would still get the gradient
-    as it was. Gradients are divided by the scale that `art` has after it has seen them too, and multiplied
-    by `weight`, the importance of this source: the root mean square that its numbers are to have. (A mean
-    over n losses makes gradients of 1/n; `weight=1/n` brings that back.) `art` must have no shift, such as
+    Put one on the output of each branch, so that no source dominates the others, and one where the branches
+    join, so that their sum is not too large. (If it were below a head, this head would still get the
+    original gradient.) Gradients are divided by the scale of `art`, after it has measured them, too, and
+    multiplied by `weight`, the importance of this source: the root mean square of the result. (A mean over n
+    losses makes gradients of 1/n; `weight=1/n` restores that.) `art` must have no shift, such as
     `popart.Moments(1e-2, symmetric=True)`.
 
-    A pure function cannot keep what it sees on the way back. `probe`, zeros like x, is given so that
-    there is something to differentiate by: its gradient is the one that came in.
+    A pure function cannot store the gradients that it sees in the backward pass. The gradient with respect
+    to `probe`, zeros like x, returns them: it is the gradient before normalisation.
 
         gradients, seen = jax.grad(loss, argnums=(0, 1))(params, probes)
         states = {name: art.update(states[name], seen[name]) for name in states}

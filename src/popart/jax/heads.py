@@ -2,8 +2,8 @@ r"""The last layer of a network with Pop-Art, as pure functions of its parameter
 
 A head is a pytree with a weight and perhaps a bias, found by the names that libraries give them:
 `kernel` and `bias` (Flax), `w` and `b` (Haiku), both `(in, out)`; `weight` and `bias` (Equinox),
-`(out, in)`. A leading axis, as `vmap` gives, is of heads, each with its statistics. A head with parts
-`value` and `advantage` has dueling streams.
+`(out, in)`. A leading axis, as `vmap` gives, means several heads, each with its statistics. A head
+with parts `value` and `advantage` has dueling streams.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ FEW = 128
 
 
 class Step(NamedTuple):
-    """What `step` gives: the new state and head, normalised targets, and how the units changed."""
+    """The result of `step`: the new state and head, normalised targets, and the change of the units."""
 
     state: Any
     head: Tree
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def init(art: Rule[Any], head: Tree, *, per_output: bool = False) -> Any:
-    """The statistics for a head before any target: one for all outputs (of each head), or one per output."""
+    """Return the statistics before any target: one for all outputs (of each head), or one per output."""
     layers = layers_of(head)
     if per_output and len(layers) > 1:
         raise ValueError("per_output is True; all outputs of dueling streams share one scale and shift")
@@ -56,7 +56,7 @@ def step(
     index: Array = None,
     max_norm: float | None = None,
 ) -> Step:
-    """ART, then POP: the statistics and the head after a batch of targets, and these normalised.
+    """Update statistics (ART) and head (POP) with a batch of targets, and normalise the targets.
 
     No output changes, unless `max_norm` is reached. The loss compares normalised targets with the outputs of
     the *new* head, and its gradient goes to the new head. No gradient goes through the targets, which may be
@@ -65,14 +65,14 @@ def step(
         state, head, y, change = popart.jax.step(art, state, head, targets)
 
     Args:
-        art: how targets are measured; `popart.Fixed()` changes nothing, for a comparison without Pop-Art.
+        art: the rule that measures targets; `popart.Fixed()` is for a comparison without Pop-Art.
         state: from `init`, or from the last step.
         head: the parameters of the last layer.
         targets: in their own units, `(*batch, *shape)` for statistics of this shape.
         axis_name: the axis, or axes, over which replicas see parts of one batch.
-        mask: which targets count, `(*batch,)`.
-        weights: how much each counts, `(*batch,)`.
-        index: which output (or head) each target is of, `(*batch,)`. Statistics that all share do not
+        mask: the targets that count, `(*batch,)`.
+        weights: the weight of each target in the statistics, `(*batch,)`.
+        index: the output (or head) of each target, `(*batch,)`. Statistics that all outputs share do not
             depend on it.
         max_norm: preserve outputs only while this does not make the norm of an output's weights larger than
             `max_norm`. For targets that may become much smaller; the guide recommends 3. `None` sets no
@@ -107,9 +107,9 @@ def step(
 def at_once(f: Callable[..., Any], state: Any, biases: list[Array], *given: Any) -> Any:
     """Call f, which returns a new state and biases first, as a program of its own in compiled code on a CPU.
 
-    There, to judge by timings, XLA schedules operations one by one if a program has some large array, which
+    There, to judge by timings, XLA schedules operations one by one if a program has a large array, and this
     takes longer than arithmetic on a few numbers. The branch of a conditional is a program of its own. With
-    more than `FEW` targets this takes longer instead.
+    more than `FEW` targets this is slower, not faster.
     """
     arrays = jax.tree.leaves((state, biases, given))
     compiled = any(isinstance(x, Tracer) for x in arrays) and jax.default_backend() == "cpu"
@@ -122,9 +122,9 @@ def at_once(f: Callable[..., Any], state: Any, biases: list[Array], *given: Any)
 
 
 def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
-    """The outputs in normalised units, $g = W h + b$: `(*batch, out)`, or `(*batch, heads, out)`.
+    """Return the outputs in normalised units, $g = W h + b$: `(*batch, out)`, or `(*batch, heads, out)`.
 
-    With `index`, `(*batch,)`, of one output or head for each row of h.
+    With `index`, `(*batch,)`, the result has one output or head for each row of h.
     """
     layers, leaves, _ = open_head(head)
     first, *rest = (_linear(leaves, layer, h) for layer in layers)
@@ -133,9 +133,9 @@ def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
 
 
 def values(art: Rule[Any], state: Any, head: Tree, h: Array, *, index: Array = None) -> Array:
-    r"""The outputs in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2), or one for each row of h.
+    r"""Return the outputs in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2), or one per row of h.
 
-    Before any target they are 0, and while all targets are the same they are that.
+    Before the first target they are 0. While all targets are equal, the outputs are equal to them.
     """
     layers, leaves, _ = open_head(head)
     f = over_outputs(art.affine(state), leaves, layers).denormalize(normalized(head, h))
@@ -162,10 +162,10 @@ def _without_negatives(index: Array, n: int) -> Array:
 def polyak(
     art: Rule[Any], target: tuple[Any, Tree], online: tuple[Any, Tree], tau: float | Array
 ) -> tuple[Any, Tree]:
-    r"""$(1 - \tau)$ times one head plus $\tau$ times another, as functions in the targets' units.
+    r"""Return $(1 - \tau)$ times one head plus $\tau$ times another, as functions in the targets' units.
 
-    Each is a pair of state and head, and so is the result, which has the statistics of `online`. Where
-    that knows no spread its function is a constant, and so is the result.
+    Each argument is a pair of state and head, and so is the result, which has the statistics of `online`.
+    Where `online` has no spread its function is a constant, and so is the result.
     """
     (mine, head), (theirs, other) = target, online
     layers, leaves, treedef = open_head(head)
@@ -192,7 +192,7 @@ class Axis:
 
 
 class Layer(NamedTuple):
-    """Where the weight and the bias of a linear layer are among the leaves of a tree."""
+    """The places of the weight and the bias of a linear layer among the leaves of a tree."""
 
     weight: int
     bias: int | None
@@ -221,7 +221,7 @@ def _check_bias(art: Rule[Any], layers: list[Layer]) -> None:
 
 
 def layers_of(head: Tree) -> list[Layer]:
-    """The linear layers of a head: one, or a value and an advantage stream."""
+    """Return the linear layers of a head: one, or a value and an advantage stream."""
     found: dict[tuple[str, ...], dict[str, int]] = {}
     for i, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(head)):
         names = tuple(
@@ -272,14 +272,14 @@ def _linear(leaves: list[Array], layer: Layer, h: Array) -> Array:
 
 
 def over_outputs(affine: Affine, leaves: list[Array], layers: list[Layer]) -> Affine:
-    """The normalisation, shaped to broadcast with the outputs: one per head has no axis for these."""
+    """Return the normalisation, shaped to broadcast with the outputs: one per head has no axis of outputs."""
     if affine.shift.ndim and affine.shift.ndim == leaves[layers[0].weight].ndim - 2:
         return Affine(*(x[..., None] for x in affine))
     return affine
 
 
 def rescaled(leaves: list[Array], layers: list[Layer], change: Change) -> list[Array]:
-    """The leaves of a head after its normalisation changed."""
+    """Return the leaves of a head after its normalisation changed."""
     biases = [leaves[layer.bias] for layer in layers if layer.bias is not None]
     return _rescaled_weights(leaves, layers, change, _rescaled_biases(biases, layers, change))
 

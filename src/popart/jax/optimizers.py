@@ -1,8 +1,8 @@
 """Optax transformations: moments that follow the units of a head, and Normalized SGD (Algorithm 2).
 
 Pop-Art changes the units of a head's gradients from one update to the next. Moments of gradients in
-the old units are rescaled to what they would have been had every gradient been in the new ones: averages
-and maxima of gradients by F, averages of their squares by F², steps that have no unit by nothing.
+the old units are rescaled to the values that they would have if every gradient had been in the new units:
+averages and maxima of gradients by F, averages of their squares by F². Steps that have no unit stay.
 """
 
 import functools
@@ -72,7 +72,7 @@ REMEMBERS = {"apply_every", "ema", "trace"}
 def rescale_moments(
     inner: optax.GradientTransformation, head: Where, moments: Moments = "rescale"
 ) -> optax.GradientTransformationExtraArgs:
-    """Return an optimizer whose memory of a head's gradients follows their units.
+    """Return an optimizer whose moments of a head's gradients follow the units of the head.
 
         optimizer = rescale_moments(optax.adam(1e-3), head=lambda params: params["head"])
         state, head, y, change = popart.jax.step(art, state, params["head"], targets)
@@ -83,13 +83,13 @@ def rescale_moments(
     `change=None` to the others.
 
     Optimizers whose moments cannot be rescaled are refused by `init`: LBFGS, Adafactor, SM3, NovoGrad,
-    LARS, Lookahead and any optimizer that is not Optax's.
+    LARS, Lookahead and all optimizers that are not Optax's.
 
     Args:
         inner: any chain of Optax's SGD, momentum, Adam and its variants (AdamW, NAdam, RAdam, AMSGrad,
             Adamax, AdaBelief, Yogi, Adan, ADOPT), RMSProp (centred or not), AdaGrad, AdaDelta, Lion, Rprop,
             sign SGD, optimistic gradient descent, gradient accumulation and clipping.
-        head: where in the parameters the head is.
+        head: a function that returns the head from the parameters.
         moments: 'rescale' to the new units; 'keep', or 'reset' to the initial values, with any optimizer.
     """
     if moments not in ("rescale", "keep", "reset"):
@@ -110,8 +110,8 @@ def rescale_moments(
     ) -> tuple[Tree, Any]:
         if change is MISSING:
             raise ValueError(
-                "change is missing; give update(..., change=change) what popart.jax.step gave, or None if "
-                "the head was not updated since the last call"
+                "change is missing; call update(..., change=change) with the change that popart.jax.step "
+                "returned, or None if the head was not updated since the last call"
             )
         if change is not None and moments != "keep":
             fresh = inner.init(updates if params is None else params) if moments == "reset" else state
@@ -239,7 +239,7 @@ def _leaves(tree: Tree) -> list[tuple[Any, Any]]:
 
 
 def _is_packed(part: Any) -> bool:
-    """Whether moments of all parameters are one array, as in `optax.flatten`."""
+    """Return whether moments of all parameters are one array, as in `optax.flatten`."""
     return isinstance(part, jax.Array) and part.ndim > 0 and jnp.issubdtype(part.dtype, jnp.floating)
 
 
@@ -318,8 +318,8 @@ def normalized_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Normalized SGD (Algorithm 2) for a scale that all outputs share.
 
-    Gradients are of the squared loss in the targets' own units. The layers below the head take steps
-    that are divided by $\sigma^2$, the head takes plain ones:
+    Gradients are those of the squared loss in the targets' own units. Steps of the layers below the head
+    are divided by $\sigma^2$, those of the head are not:
 
         updates, opt_state = optimizer.update(gradients, opt_state, params, affine=art.affine(state))
 
@@ -328,7 +328,7 @@ def normalized_sgd(
 
     Args:
         learning_rate: a number or a schedule.
-        head: where in the parameters the head is.
+        head: a function that returns the head from the parameters.
     """
     plain = optax.with_extra_args_support(optax.sgd(learning_rate))
 

@@ -38,7 +38,7 @@ ANALYSES = {
 """The module whose function `analyse(page)` analyses each experiment, in the order of a report."""
 
 FEW = 4
-"""With fewer runs, another process would take longer to start than it saves."""
+"""Fewer runs than this are analysed in this process: starting others would take longer."""
 
 FAILED = 2
 """Exit status of a process of `analyse_all` if a run is damaged; its standard error says how."""
@@ -124,13 +124,13 @@ class Page:
         self._findings.append(Finding(claim, paper, here, bool(agrees)))
 
     def results(self) -> dict[str, Any]:
-        """Return the entries of the manifest about what was read, and figures, tables and findings."""
+        """Return entries for the manifest: checksums of what was read, figures, tables and findings."""
         shown, findings = (list(map(asdict, some)) for some in (self._shown, self._findings))
         return {"shown": shown, "findings": findings, "read": self.read}
 
 
 def analyse(page: Page) -> Page:
-    """Draw, tabulate and find what the tables of a run show."""
+    """Make the figures, tables and findings of a run from its tables."""
     if page.experiment not in ANALYSES:
         raise LabError(f"{page.folder} is a run of {page.experiment!r}, which has no analysis")
     importlib.import_module(ANALYSES[page.experiment]).analyse(page)
@@ -154,7 +154,7 @@ def analyse_all(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 def _in_a_process(folders: Sequence[Path]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", __name__, *map(str, folders)]
-    # Ctrl-C is for the parent: what the child writes is whole in any case.
+    # Only the parent handles Ctrl-C: files that the child writes are complete in any case.
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, process_group=0)
     if done.returncode == FAILED:
         raise LabError(done.stderr.strip())

@@ -1,22 +1,22 @@
-"""Memory and time that work will take: what cannot fit is refused, and long work is announced."""
+"""Memory and time of work: work that does not fit into memory is refused, long work is announced."""
 
 from popart.lab.checks import LabError
 from popart.lab.console import say
 from popart.lab.machine import free_memory
 
 RESERVE = 2**30
-"""Bytes that are left for everything else."""
+"""Bytes of memory that are reserved for everything else."""
 
 LONG = 60
-"""Seconds of work that are announced."""
+"""Work that takes longer than this many seconds is announced."""
 
 
 def check_memory(setting: str, value: int, bytes_each: float) -> None:
-    """Refuse a value for which memory does not suffice, with the largest that would do.
+    """Refuse a value that does not fit into memory, and name the largest that would.
 
     Args:
         setting: name of the setting.
-        value: what was asked for.
+        value: the value that was given.
         bytes_each: memory per unit of the value.
     """
     left = max(0, free_memory() - RESERVE)
@@ -34,7 +34,7 @@ def announce(seconds: float, bytes_needed: float) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people: 90 s, 15 min, 3.2 h."""
+    """Return a time in readable form: 90 s, 15 min, 3.2 h."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

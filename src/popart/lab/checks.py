@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Iterable
 
 SMALLEST, LARGEST = 2.0**-126, 2.0**127
-"""Positive numbers that float32 has with all digits."""
+"""Range of the positive numbers that float32 holds with full precision."""
 
 
 class LabError(Exception):

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, Union
 
 import popart
 from popart._installation import check_installation
-from popart.lab.console import endure_lost_output, say
+from popart.lab.console import say, tolerate_lost_output
 from popart.lab.stops import STATUS, listening, waiting_for
 
 COMMANDS = {
@@ -38,12 +38,12 @@ DESCRIPTION = """The experiments of "Learning values across many orders of magni
 
 Every command prints its findings and, as the last line, the path of its results. A run is a folder with
 settings, tables and figures: a finished run is not repeated, and an interrupted one is resumed.
-`popart --version` prints the version."""
+`popart COMMAND --help` lists the options of a command, `popart --version` prints the version."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; exit with status 2 for an error that the user can correct, 130 when interrupted."""
-    endure_lost_output()
+    tolerate_lost_output()
     try:
         check_installation()
     except ImportError as error:
@@ -93,18 +93,25 @@ def _parse(program: str, commands: Mapping[str, str], description: str, argument
 
     name, *options = arguments or ["--help"]
     if name.startswith("-"):
-        known = {name: load(path) for name, path in commands.items()}
-        help_ = arguments or ["--help"]
-        tyro.extras.subcommand_cli_from_dict(known, prog=program, description=description, args=help_)
+        known: Any = Union[tuple(_subcommand(name, load(path)) for name, path in commands.items())]  # noqa: UP007
+        tyro.cli(known, prog=program, description=description, args=[name, *options])
     if name not in commands:
-        near, known = nearest(name, commands), ", ".join(commands)
-        _exit(f"there is no command {name!r}{near} Commands of {program} are {known}", 2)
+        near, names = nearest(name, commands), ", ".join(commands)
+        _exit(f"there is no command {name!r}{near} Commands of {program} are {names}", 2)
     os.environ["JAX_ENABLE_X64"] = "0"  # results are those of single precision, on every machine
     waiting_for(f"loading the program of {program} {name}")
     found = load(commands[name])
     if subcommands := getattr(found, "SUBCOMMANDS", None):
         return _parse(f"{program} {name}", subcommands, inspect.getdoc(found) or "", options)
     return tyro.cli(found, prog=f"{program} {name}", args=options)
+
+
+def _subcommand(name: str, command: Any) -> Any:
+    """Return a command for the list of `popart --help`, with the first paragraph of its description."""
+    import tyro
+
+    first = (inspect.getdoc(command) or "").partition("\n\n")[0]
+    return Annotated[command, tyro.conf.subcommand(name, description=first)]
 
 
 def load(path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Output that never ends a command: lost terminals, full devices and narrow encodings are endured."""
+"""Output that never ends a command, even with a lost terminal, a full disk or a narrow encoding."""
 
 import io
 import os
@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 
-class Enduring(io.RawIOBase):
+class TolerantOutput(io.RawIOBase):
     """A file descriptor for output; when it can no longer be written, output to it is dropped."""
 
     def __init__(self, descriptor: int) -> None:
@@ -24,28 +24,28 @@ class Enduring(io.RawIOBase):
     def write(self, content: Any, /) -> int:
         try:
             return os.write(self._descriptor, content)
-        except OSError:  # a closed pipe, a lost terminal, a full device
+        except OSError:  # a closed pipe, a lost terminal, a full disk
             drop_output(self._descriptor)
             return len(content)
 
 
 def drop_output(descriptor: int) -> None:
-    """Let a file descriptor lead nowhere, for this process and those that it starts."""
+    """Redirect a file descriptor to the null device, for this process and those that it starts."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-def endure_lost_output() -> None:
+def tolerate_lost_output() -> None:
     """Drop output that cannot be written, and replace characters that its encoding lacks."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:  # it was closed before this process began
             drop_output(descriptor)
         elif stream is not getattr(sys, f"__{name}__") or not isinstance(stream, io.TextIOWrapper):
-            continue  # a test, or a program that calls this one, looks at the output
+            continue  # a test, or a program that calls this one, reads the output
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        raw = io.BufferedWriter(Enduring(descriptor))
+        raw = io.BufferedWriter(TolerantOutput(descriptor))
         lines = name == "stderr" or os.isatty(descriptor)
         setattr(sys, name, io.TextIOWrapper(raw, encoding, "replace", line_buffering=lines))
 

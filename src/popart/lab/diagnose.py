@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 
 
+def _hint(kind: str, text: str) -> Any:
+    return tyro.conf.arg(help_behavior_hint=f"(default: {text})", metavar=kind)
+
+
 @dataclass(frozen=True)
 class Diagnose:
-    """Say whether targets are too large, whether they drift, and which rule to begin with; draw a figure.
+    """Measure whether targets are too large and whether they drift; recommend a rule and draw a figure.
 
     Everything is measured in the order of the file. Nothing is trained.
     """
@@ -24,25 +28,23 @@ class Diagnose:
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """CSV or NPY file, TensorBoard event file or a folder of these; - for standard input (CSV or NPY)."""
 
-    column: str | None = None
-    """Column of a CSV file, by its name, or its number from 0 if there is no header."""
+    column: Annotated[str | None, _hint("NAME", "the only column of numbers")] = None
+    """Column of a CSV file: its name, or its number from 0 if there is no header."""
 
-    tag: str | None = None
+    tag: Annotated[str | None, _hint("NAME", "the only tag")] = None
     """Tag of a TensorBoard log."""
 
-    discount: float | None = None
-    """Discount γ, if the file has rewards: their discounted returns, which a value function learns, are
-    diagnosed."""
+    discount: Annotated[float | None, _hint("FLOAT", "none: the file has targets")] = None
+    """Discount γ, if the file has rewards. The diagnosis is then of their discounted returns, which a value
+    function learns."""
 
-    ends: str | None = None
-    """With --discount, column of a CSV file that is 1 or true in the last row of an episode."""
+    ends: Annotated[str | None, _hint("NAME", "none: one long episode")] = None
+    """With --discount: column of a CSV file that is 1 or true in the last row of each episode."""
 
     batch: int = 32
     """Number of targets in one update of the statistics."""
 
-    out: Annotated[
-        Path | None, tyro.conf.arg(help_behavior_hint="(default: FILE-diagnosis.png here)", metavar="PATH")
-    ] = None
+    out: Annotated[Path | None, _hint("PATH", "FILE-diagnosis.png in this folder")] = None
     """Path of the figure (.png, .svg or .pdf); an existing one is replaced."""
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class Diagnose:
         if self.discount is not None:
             check_between("discount", self.discount, 0, 1)
         elif self.ends is not None:
-            raise ValueError(f"ends is {self.ends!r} without discount; episodes matter only for returns")
+            raise ValueError(f"ends is {self.ends!r}, which needs discount: episodes matter only for returns")
         if self.out is not None and self.out.suffix not in FORMATS:
             raise ValueError(f"out is '{self.out}'; it must end in {', '.join(FORMATS)}")
 

@@ -35,7 +35,7 @@ def read_tag(path: Path, tag: str | None, most_bytes: int) -> np.ndarray[Any, An
     if tag is None:
         raise LabError(f"{path} has several tags; choose one with --tag: {tags}")
     if tag not in found:
-        raise LabError(f"tag is {tag!r}, which {path} has not{nearest(tag, found)} Tags are {tags}")
+        raise LabError(f"tag is {tag!r}, which is not in {path}{nearest(tag, found)} Tags are {tags}")
     return np.array(found[tag])
 
 

@@ -32,7 +32,7 @@ AGENT_COLOURS = {"unclipped": SGD, "clipped": ART, "popart": POPART}
 """The colours of agents in Fig. 1b."""
 
 GREY = "#707070"
-"""The colour of what is shown but not meant."""
+"""The colour of elements in the background."""
 
 
 styled = mpl.rc_context(STYLE)  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,7 @@
 """Files of a run folder: tables as CSV, and writes that replace a file as a whole or not at all.
 
-A run folder may come from a stranger. What is read is data of bounded size: no link is followed, nothing is
-waited for, and control characters, which a terminal would obey, are removed.
+A run folder may come from a stranger. Only data of bounded size is read: no link is followed, a pipe blocks
+nothing, and control characters, which a terminal would obey, are removed.
 """
 
 import csv
@@ -24,7 +24,7 @@ from popart.lab.checks import LabError
 from popart.lab.schemas import check
 
 MOST_BYTES = 2**26
-"""Larger files are not read. Ten thousand rows of metrics have 2 MB."""
+"""Largest file that is read, in bytes. Ten thousand rows of metrics have 2 MB."""
 
 CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
@@ -37,10 +37,10 @@ temporaries: set[Path] = set()
 """Temporary files of this process, which are removed when it is interrupted."""
 
 writers: set[subprocess.Popen[bytes]] = set()
-"""Processes that write them, and would write them again if they were not ended first."""
+"""Processes that write temporary files, and would write them again if they were not ended first."""
 
 beginning = threading.Lock()
-"""Held while a file or a writer begins to be; taken for good by the thread that removes them."""
+"""Held while a file or a writer is created; the thread that removes them takes it and keeps it."""
 
 
 def printable(content: Any) -> Any:
@@ -55,7 +55,7 @@ def printable(content: Any) -> Any:
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a regular file of bounded size; no link is followed, and nothing is waited for."""
+    """Read a regular file of bounded size; no link is followed, and a pipe is refused at once."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         if path.is_symlink():
@@ -107,7 +107,7 @@ def writer(command: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen
 
 def remove_temporaries() -> None:
     """Remove the temporary files of this process, which is about to end."""
-    beginning.acquire(timeout=1)  # never released: nothing may begin any more
+    beginning.acquire(timeout=1)  # never released: nothing may be created any more
     for process in tuple(writers):
         process.kill()
         with suppress(subprocess.TimeoutExpired):

@@ -9,7 +9,7 @@ from popart.lab.manifest import read_manifest
 from popart.lab.tables import print_table
 
 LONG = 20
-"""Tables with more rows are not printed."""
+"""Number of rows above which a table is not printed."""
 
 
 def print_findings(folder: Path) -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 LEVEL = 0.95
 REPETITIONS = 10_000
 FEW = 5
-"""Games from which on they are compared with the paper's, and a rank correlation has an interval."""
+"""Smallest number of games for a comparison with the paper, and for an interval of a rank correlation."""
 
 
 class Interval(NamedTuple):

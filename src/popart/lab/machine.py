@@ -37,7 +37,7 @@ def as_done(f: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[tupl
 
 @contextmanager
 def low_priority_threads() -> Iterator[None]:
-    """Give threads that are started within a low priority, where the system has priorities of threads.
+    """Give threads that are started inside of this context a low priority, where the system allows it.
 
     The thread that drives a GPU has little to do, but must not wait for a core.
     """
@@ -109,4 +109,4 @@ def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
     except (OSError, ValueError):
         return available
     files = sum(int(n) for name, n in map(str.split, lines) if name in ("active_file", "inactive_file"))
-    return min(available, most - used + files)  # files that were read or written are forgotten when needed
+    return min(available, most - used + files)  # the cache of files is freed when memory is needed

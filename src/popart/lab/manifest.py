@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 PACKAGES = ("popart-learn", "numpy", "jax", "matplotlib", "ale-py")
 MOST_BYTES = 2**24
-"""A larger manifest is not read."""
+"""Largest manifest that is read, in bytes."""
 
 RENAMED_SETTINGS = {
     "step_size": "learning_rate",
@@ -35,7 +35,7 @@ RENAMED_SETTINGS = {
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a run, with the names of today; its format is 1 for the first release."""
+    """Read the manifest of a run, with current names of settings; its format is 1 for the first release."""
     manifest = _translated(_load(folder))
     there = manifest["format"]
     if isinstance(there, int) and there > FORMAT:
@@ -48,7 +48,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest of a run as JSON for people and programs."""
+    """Write the manifest of a run as readable JSON."""
     content = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     write_atomically(folder / MANIFEST, content.encode())
 
@@ -59,7 +59,7 @@ def update_manifest(folder: Path, **changes: Any) -> None:
 
 
 def own_command(folder: Path, manifest: dict[str, Any]) -> str:
-    """Return the command of a run, for the folder in which it is now."""
+    """Return the command of a run, with the folder in which the run is now."""
     try:
         words = shlex.split(manifest["command"])
     except ValueError:

@@ -33,8 +33,8 @@ class Plot:
 def redraw(folder: Path) -> None:
     """Analyse the tables of a finished run again.
 
-    Tables that were changed may not fit together any more: that is said in one line. If the analysis has done
-    with the same tables before, an error is its own, and is raised as it is.
+    If tables were changed and no longer fit together, the error is one line. If the tables are those of the
+    last analysis, an error is a bug of the analysis, and is raised as it is.
     """
     from popart.lab.analysis import Page, analyse
     from popart.lab.files import REPAIR

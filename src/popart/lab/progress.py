@@ -17,7 +17,7 @@ EVERY = 10.0
 
 
 class Advance(Protocol):
-    """Report an amount of work that was done, and what is being done now."""
+    """A function that reports an amount of finished work, and the present work."""
 
     def __call__(self, amount: float, doing: "Doing | None" = None) -> None: ...
 
@@ -30,13 +30,13 @@ Doing = str | RichCast | ConsoleRenderable
 def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advance]:
     """Show the progress of `total` units of work, of which some may be done already.
 
-    Rate and time left are those of this process.
+    The rate and the remaining time are those of this process.
     """
     console = Console(stderr=True)
     waiting_for("")
     if console.is_terminal:
         columns = (
-            TextColumn("{task.description}", markup=False),  # a folder's name is no markup
+            TextColumn("{task.description}", markup=False),  # the name of a folder is not markup
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             _Rate(unit),
@@ -48,7 +48,7 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advan
             def advance(amount: float, doing: Doing | None = None) -> None:
                 bar.doing = doing or ""
                 now = bar.tasks[task].completed + amount
-                bar.update(task, completed=min(now, total))  # the last turn may do more than was asked for
+                bar.update(task, completed=min(now, total))  # the last turn may exceed the total
 
             yield advance
     else:
@@ -56,7 +56,7 @@ def progress(title: str, total: int, unit: str, done: int = 0) -> Iterator[Advan
 
 
 class _Bar(Progress):
-    """A bar, and below it what is being done."""
+    """A bar, and below it the present work."""
 
     doing: Doing = ""
 
@@ -101,7 +101,7 @@ class _Lines:
 
 
 def quantity(x: float) -> str:
-    """Three digits and a unit: 1.23 k, 12.3 M."""
+    """Return three digits and a unit: 1.23 k, 12.3 M."""
     for power, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if x >= power:
             return f"{x / power:.3g}{prefix}"

@@ -1,4 +1,4 @@
-"""`popart reproduce`: everything of the paper that needs no Atari emulator, and a report."""
+"""`popart reproduce`: the paper's experiments that need no Atari emulator, and a report."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ class Reproduce:
     """
 
     quick: bool = False
-    """Run a small part of each experiment, in half a minute and in a folder of its own."""
+    """Run a small part of each experiment, in half a minute; the results have their own folder."""
 
     out: Path = Path("runs")
     """Folder for the runs and the report."""

@@ -71,11 +71,11 @@ class Run:
 
         Args:
             experiment: The name of the experiment, which is that of its command.
-            title: A heading for people.
+            title: A heading.
             settings: The settings as a dataclass or mapping, with the run folder as `out`.
             free: Names of settings that may differ when a run is resumed.
             command: The command line that starts the run; by default made from the settings.
-            growing: Names of numbers and lists of which a run that is started again may have more.
+            growing: Names of numbers and lists that may be larger when a run is started again.
         """
         flat = dict(settings) if isinstance(settings, Mapping) else _fields(settings)
         self.folder: Path = flat.pop("out")
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def resumed(self) -> int:
-        """How often the run was resumed."""
+        """Number of times that the run was resumed."""
         return len(self._manifest["resumed"])
 
     @property
@@ -148,7 +148,7 @@ class Run:
             self.reopen()
 
     def _is_empty(self) -> bool:
-        """Return whether the run wrote nothing but its manifest, and has nothing to lose."""
+        """Return whether the run has written only its manifest, so that nothing can be lost."""
         files = (path for path in self.folder.rglob("*") if not path.is_dir())
         return all(path.name in (MANIFEST, ".lock") for path in files)
 
@@ -174,7 +174,7 @@ class Run:
         )
         if here != wanted:
             raise LabError(f"{self.folder} is a run of {here!r}, not of {wanted!r}; give another --out")
-        if self._manifest["format"] < FORMAT:  # settings that are new have the values they had then
+        if self._manifest["format"] < FORMAT:  # new settings have the values that were fixed then
             new = {k: v for k, v in new.items() if k in old}
         may_differ = {*self._free, *(k for k in self._growing if _includes(new.get(k), old.get(k)))}
         old, new = ({k: v for k, v in x.items() if k not in may_differ} for x in (old, new))
@@ -185,7 +185,7 @@ class Run:
             )
 
     def reopen(self) -> None:
-        """Resume the run, also a finished one, with the free settings of today."""
+        """Resume the run, even a finished one, with the changeable settings of this start."""
         if self._manifest["format"] < FORMAT:
             raise LabError(
                 f"{self.folder} was started with the first release of popart, which alone can resume it; "
@@ -205,14 +205,14 @@ class Run:
         write_table(self.folder / f"{name}.csv", rows)
 
     def read_table(self, name: str, growing: bool = False) -> list[dict[str, str]]:
-        """Read the rows written so far, `growing` without an incomplete last one; none without a table."""
+        """Read the rows written so far; with `growing` without an incomplete last row; none if no table."""
         path = self.folder / f"{name}.csv"
         if not path.exists():
             return []
         return read_table(path, table_schema(self._description["experiment"], name), growing)
 
     def cut_table(self, name: str, frames: int) -> None:
-        """Remove rows of later frames, and an incomplete one, which a process wrote before it was killed."""
+        """Remove rows of later frames, and an incomplete last row, which a killed process has written."""
         kept = [row for row in self.read_table(name, growing=True) if float(row["frames"]) <= frames]
         if kept:
             self.write_table(name, kept)
@@ -272,7 +272,7 @@ def _word(value: Any) -> str:
 
 
 def _includes(new: Any, old: Any) -> bool:
-    """Return whether a list has all that another has, or a number is at least as large."""
+    """Return whether a list has all elements of another, or a number is at least as large."""
     if isinstance(new, list) and isinstance(old, list):
         return set(new) >= set(old)
     return isinstance(new, int) and isinstance(old, int) and new >= old

@@ -1,4 +1,4 @@
-"""What the files of a run must contain. Everything that is read is checked against these types.
+"""Schemas of the files of a run. Everything that is read is checked against these types.
 
 Fields and columns that are not named here may be present and have any content.
 """
@@ -63,7 +63,7 @@ class TrainSettings(Struct):
 
 
 class EvaluateSettings(Struct):
-    """The first release has none of these."""
+    """Settings of an evaluation. The first release has none of these."""
 
     game: str | None = None
     agent: Agent | None = None

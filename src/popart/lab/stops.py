@@ -1,8 +1,8 @@
 """Signals that stop a command: Ctrl-C, SIGTERM, and SIGHUP of a closed terminal.
 
-While a command listens, a thread of its own hears signals, so that neither an import nor a compilation delays
-the answer. Training saves a checkpoint before it stops. Everything else ends at once: files
-are replaced as a whole, so that a run can be left at any time.
+While a command runs, a thread of its own handles signals, so that neither an import nor a compilation delays
+them. Training saves a checkpoint before it stops. Everything else ends at once: files are replaced as a
+whole, so that a run can be interrupted at any time.
 """
 
 import os
@@ -19,30 +19,30 @@ STATUS = 130
 """Exit status of an interrupted command."""
 
 PATIENCE = 1.0
-"""Seconds after which a command that shows nothing says what it waits for."""
+"""Seconds without output after which a command says what it is doing."""
 
 SHOW_CURSOR = b"\x1b[?25h"
 
 
 class _Listener:
-    """Hears signals through a pipe that Python writes to as soon as one arrives."""
+    """Receives signals through a pipe that Python writes to as soon as one arrives."""
 
     def __init__(self, message: str, clean_up: Callable[[], None]) -> None:
         self.message, self.clean_up = message, clean_up
         self.saving: threading.Event | None = None
-        """Set to stop work that saves."""
+        """Event that asks work with something to save to stop."""
 
         self._doing, self._since = "", 0.0
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        heard = (number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN)  # as of nohup
+        heard = (number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN)  # as after nohup
         self._handlers = {number: signal.signal(number, lambda *_: None) for number in heard}
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
     def wait_for(self, doing: str) -> None:
-        """Say what the command waits for, if it takes long; an empty text ends the wait."""
+        """Say what the command is doing, if it takes long; an empty text ends this."""
         self._doing, self._since = doing, time.monotonic()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ _last_acts: list[Callable[[], None]] = []
 
 @contextmanager
 def before_leaving(do: Callable[[], None]) -> Iterator[None]:
-    """Do something, in the thread that hears signals, before a signal ends the command at once."""
+    """Call a function, in the thread of signals, before a signal ends the command at once."""
     _last_acts.append(do)
     try:
         yield
@@ -96,7 +96,7 @@ def before_leaving(do: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def listening(message: str, clean_up: Callable[[], None]) -> Iterator[None]:
-    """Hear signals in a thread; the command ends at once, with a message, unless it has something to save."""
+    """Handle signals in a thread; the command ends at once, with a message, unless it must save something."""
     global _listener
     if _listener is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -110,7 +110,7 @@ def listening(message: str, clean_up: Callable[[], None]) -> Iterator[None]:
 
 
 def waiting_for(doing: str) -> None:
-    """Say what the command waits for if that takes more than a second; an empty text ends the wait."""
+    """Say what the command is doing if that takes more than a second; an empty text ends this."""
     if _listener is not None:
         _listener.wait_for(doing)
 

@@ -19,10 +19,10 @@ MOST_BYTES = 2**30
 """Largest file that is read."""
 
 MOST_CELL = 2**17
-"""Longest cell of a CSV file; one that is longer is not a table of numbers."""
+"""Longest cell of a CSV file, in characters; a file with a longer one is not a table of numbers."""
 
 LOOKED_AT = 1_000
-"""Rows from which it is found which columns of a CSV file have numbers."""
+"""Number of rows that are read to find the columns with numbers."""
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
@@ -173,7 +173,7 @@ class _Table:
     def place(self, option: str, name: str) -> int:
         if name not in self._names:
             raise LabError(
-                f"{option} is {name!r}, which {self._path} has not{nearest(name, self._names)} "
+                f"{option} is {name!r}, which is not in {self._path}{nearest(name, self._names)} "
                 f"Columns of numbers are {', '.join(self._numeric()[:50])}"
             )
         return self._names.index(name)

@@ -1,7 +1,7 @@
 """Writes scalars as TensorBoard's event files.
 
-The packages that write them import PyTorch, which takes longer than the rest of the start. The format is
-small: records of Protocol Buffers, each with its length and two checksums.
+Packages that write these files import PyTorch, which takes longer than everything else at the start. The
+format is simple: records of Protocol Buffers, each with its length and two checksums.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What all algorithms here have in common: settings of the statistics, and logging."""
+"""The base of all algorithms: settings of the statistics, and logging."""
 
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ class PopArtAlgorithm(BaseAlgorithm):
         super().__init__(policy, env, *args, **settings)
 
     def _setup_model(self) -> None:
-        """Make buffers and networks; `policy_kwargs` stays what the user gave, as `load` compares it."""
+        """Make buffers and networks; `policy_kwargs` is not changed, because `load` compares it."""
         given = self.policy_kwargs
         self.policy_kwargs = {"art": self.art, **given}
         super()._setup_model()  # pyright: ignore[reportAbstractUsage]
@@ -57,5 +57,5 @@ class PopArtAlgorithm(BaseAlgorithm):
 
 
 def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters that an optimizer trains; a policy would have to search all its modules."""
+    """Return the parameters that an optimizer trains, without a search through all modules of the policy."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

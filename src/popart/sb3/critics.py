@@ -1,4 +1,4 @@
-"""What SAC and TD3 have in common: critics that learn in normalised units."""
+"""The common part of SAC and TD3: critics that learn in normalised units."""
 
 from collections.abc import Sequence
 from typing import Any

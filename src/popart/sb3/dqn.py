@@ -24,7 +24,7 @@ ALIASES: Any = {
 class PopArtDQN(PopArtAlgorithm, DQN):
     """DQN whose results do not depend on the scale of rewards.
 
-    Statistics are of the targets, and are updated in each gradient step. The loss is that of
+    The statistics are those of the targets, and are updated in each gradient step. The loss is that of
     Stable-Baselines3 (Huber's, with a threshold of 1), in normalised units.
 
     Args:

@@ -91,7 +91,7 @@ class PopArtCritic(ContinuousCritic):
 
     @contextlib.contextmanager
     def in_normalized_units(self) -> Iterator[None]:
-        """Make `forward` and `q1_forward` answer in normalised units."""
+        """Make `forward` and `q1_forward` return normalised outputs."""
         with contextlib.ExitStack() as stack:
             for head in self.heads:
                 stack.enter_context(head.in_normalized_units())

@@ -21,7 +21,7 @@ ALIASES: Any = {
 
 
 class PopArtOnPolicy(PopArtAlgorithm, OnPolicyAlgorithm):
-    """The base of PPO and A2C: rollouts are collected in real units and learned from in normalised ones."""
+    """The base of PPO and A2C: rollouts are collected in true units and learned from in normalised units."""
 
     policy_aliases = ALIASES
     policy_base = policies.PopArtActorCriticPolicy
@@ -63,7 +63,7 @@ class PopArtOnPolicy(PopArtAlgorithm, OnPolicyAlgorithm):
 class PopArtPPO(PopArtOnPolicy, PPO):
     """PPO whose results do not depend on the scale of rewards.
 
-    Statistics are of the returns, and are updated once per rollout. Advantages are divided by their scale.
+    The statistics are those of the returns, and are updated once per rollout. Advantages are divided by σ.
     `clip_range_vf` is in normalised units: 0.2 is a fifth of a standard deviation of the returns.
 
     Args:
@@ -82,8 +82,8 @@ class PopArtPPO(PopArtOnPolicy, PPO):
 class PopArtA2C(PopArtOnPolicy, A2C):
     """A2C whose results do not depend on the scale of rewards.
 
-    Statistics are of the returns, and are updated once per rollout. Advantages are divided by their scale,
-    so that the policy's gradient does not depend on it also where `normalize_advantage` is False.
+    The statistics are those of the returns, and are updated once per rollout. Advantages are divided by σ,
+    so that the policy's gradient does not depend on the scale, even if `normalize_advantage` is False.
 
     Args:
         policy: As for `PopArtPPO`.

@@ -23,13 +23,14 @@ ALIASES: Any = {
 class PopArtSAC(PopArtOffPolicy, SAC):
     r"""SAC whose results do not depend on the scale of rewards.
 
-    Statistics are of the targets, and are updated in each gradient step. All critics have the same. The
+    The statistics are those of the targets, and are updated in each gradient step. All critics have the
+    same statistics. The
     entropy coefficient $\alpha$ is in units of $\rho$, the root mean square of the rewards. With it, the
     targets of the critics and the loss of the actor are
 
     $$r + \gamma (\min Q - \rho \alpha \log \pi) \qquad (\rho \alpha \log \pi - \min Q) / \sigma$$
 
-    The unit is not $\sigma$, because the targets, which it is measured from, contain the entropy.
+    The unit is not $\sigma$, because $\sigma$ is measured from targets that contain the entropy.
 
     Args:
         policy: `"MlpPolicy"`, `"CnnPolicy"`, `"MultiInputPolicy"`, or a subclass of
@@ -79,7 +80,7 @@ class PopArtSAC(PopArtOffPolicy, SAC):
         return metrics
 
     def _train_entropy_coefficient(self, log_prob: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Return the coefficient, and take a gradient step of it if it is learned."""
+        """Return the entropy coefficient and metrics, and take a gradient step of it if it is learned."""
         if self.ent_coef_optimizer is None or self.log_ent_coef is None:
             return self.ent_coef_tensor, {"ent_coef": self.ent_coef_tensor.item()}
         alpha = self.log_ent_coef.detach().exp()
@@ -97,7 +98,7 @@ class PopArtSAC(PopArtOffPolicy, SAC):
         return self._least_next_value(data, actions) + entropy
 
     def _actor_loss(self, data: Any, actions: Tensor, penalty: Tensor) -> Tensor:
-        """Return the soft value in units of the scale; the entropy alone while no spread is known."""
+        """Return the loss of the actor in units of the scale; the entropy alone while σ is 0."""
         with self.critic.in_normalized_units():
             values = torch.cat(self.critic(data.observations, actions), dim=1).amin(1, keepdim=True)
         sigma, size = self.critic.heads[0].sigma, self.policy.reward_scale.sigma

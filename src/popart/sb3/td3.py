@@ -23,8 +23,8 @@ ALIASES: Any = {
 class PopArtTD3(PopArtOffPolicy, TD3):
     """TD3 whose results do not depend on the scale of rewards.
 
-    Statistics are of the targets, and are updated in each gradient step. All critics have the same. The
-    actor maximises the normalised value.
+    The statistics are those of the targets, and are updated in each gradient step. All critics have the
+    same statistics. The actor maximises the normalised value.
 
     Args:
         policy: `"MlpPolicy"`, `"CnnPolicy"`, `"MultiInputPolicy"`, or a subclass of
@@ -72,7 +72,7 @@ class PopArtTD3(PopArtOffPolicy, TD3):
         return self._least_next_value(data, actions)
 
     def _actor_loss(self, data: Any) -> Tensor:
-        """Return the negative normalised value of the actor's actions; 0 while no spread is known."""
+        """Return the negative normalised value of the actor's actions; 0 while σ is 0."""
         with self.critic.in_normalized_units():
             values = self.critic.q1_forward(data.observations, self.actor(data.observations))
         return -self.critic.heads[0].sigma.sign() * values.mean()

@@ -21,7 +21,7 @@ Features = Any
 
 
 class Activation(NamedTuple):
-    """A function, in place; and the derivative at its outputs h, multiplied into an array in place."""
+    """A function that works in place, and one that multiplies an array by the derivative at the outputs h."""
 
     apply: Callable[[Floats], None]
     multiply_slope: Callable[[Floats, Floats], None]
@@ -88,7 +88,7 @@ class Network:
         self._hold(np.array(state["parameters"]))  # joblib's workers get memory that is read-only
 
     def views(self, vector: Floats) -> list[Floats]:
-        """Return the part of each layer in a vector that is like the parameters, `(inputs + 1, outputs)`."""
+        """Return views of a vector like the parameters: the part of each layer, `(inputs + 1, outputs)`."""
         views, start = [], 0
         for n, m in pairwise(self.sizes):
             end = start + (n + 1) * m
@@ -153,7 +153,7 @@ class Adam:
     def step(
         self, parameters: Floats, gradient: Floats, rate: float, beta_1: float, beta_2: float, epsilon: float
     ) -> None:
-        """Move the parameters; the gradient's memory is used for intermediate results."""
+        """Update the parameters; the gradient's memory is used for intermediate results."""
         self.steps += 1
         self.mean *= beta_1
         self.mean += (1 - beta_1) * gradient
@@ -170,7 +170,7 @@ class Adam:
 
 
 def rescale_head(network: Network, adam: Adam, change: Change) -> None:
-    """Change the last layer so that outputs are preserved (Prop. 1), and Adam's memory of it likewise."""
+    """Rescale the last layer so that outputs are preserved (Prop. 1), and Adam's state of it likewise."""
     for vector, power in ((network.parameters, 1), (adam.mean, 1), (adam.square, 2)):
         head = network.views(vector)[-1]
         head[...] = change.rescale(head, power=power, layout="in_out")

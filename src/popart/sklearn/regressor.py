@@ -38,7 +38,7 @@ class Data:
 
 
 class Stopping:
-    """Says when scores no longer improve, and holds the parameters that had the best one."""
+    """A check whether scores still improve, which holds the parameters with the best score."""
 
     def __init__(self, tol: float, patience: float) -> None:
         self.tol, self.patience = tol, patience
@@ -61,7 +61,7 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
     its own scale and shift.
 
     `fit` knows all targets, and measures them at once. `partial_fit` measures each minibatch with step size
-    `beta`, and whenever scale and shift change, the last layer is changed so that no prediction is: targets
+    `beta`. Whenever scale and shift change, the last layer is rescaled so that no prediction changes: targets
     of a stream may become larger or smaller by orders of magnitude.
 
     Features are not normalised. Put a `StandardScaler` before the regressor in a `Pipeline`.
@@ -84,16 +84,16 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
         shuffle: Whether rows are shuffled before each epoch.
         random_state: Seed, `RandomState` or None, for initial weights, shuffling and the validation set. It
             is read when a model is initialised; `partial_fit` and a warm start continue the sequence.
-        tol: Improvement of the loss (or of the validation score) that counts as one.
+        tol: Smallest improvement of the loss (or of the validation score) that counts.
         verbose: Whether to print the loss of each epoch.
-        warm_start: Whether `fit` continues from the present model instead of a new one. Its predictions are
-            preserved while the new targets are measured.
+        warm_start: Whether `fit` continues with the present model instead of a new one. Its predictions are
+            preserved when the new targets are measured.
         early_stopping: Whether `fit` sets rows aside and stops when R² on them no longer improves. The best
             parameters are restored.
         validation_fraction: Part of the rows that early stopping sets aside.
         beta_1: Decay of Adam's average of gradients.
         beta_2: Decay of Adam's average of squared gradients.
-        epsilon: Number that Adam adds to the root of the latter.
+        epsilon: Number that Adam adds to the root of the average of squared gradients.
         n_iter_no_change: Number of epochs without an improvement after which `fit` stops.
 
     Attributes:
@@ -105,7 +105,7 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
         best_loss_: Least loss of an epoch of the last `fit`.
         loss_curve_: Loss of each epoch of `fit`, and of each call of `partial_fit`.
         validation_scores_: R² on the validation set after each epoch of the last `fit`, if stopping early.
-        best_validation_score_: Largest of them.
+        best_validation_score_: Largest of the validation scores.
         n_iter_: Number of epochs of the last `fit`; 1 after `partial_fit`.
         t_: Number of rows that the model was trained on, counted once per epoch.
         n_features_in_: Number of features.
@@ -187,7 +187,7 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Floats:
-        """Return predictions in the targets' own units, in float64, with the axes of the `y` first fitted."""
+        """Return predictions in the targets' own units, in float64, with the axes of the first `y`."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=self._network.parameters.dtype, reset=False)
         outputs = self._network.outputs(X, self.activation).astype(np.float64)
@@ -317,7 +317,7 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
             self._network.parameters[:] = stopping.best_parameters
 
     def _epoch(self, data: Data, art: Moments | None = None) -> None:
-        """Train on each row once. With a rule, targets are in their own units and measured on the way."""
+        """Train on each row once. With a rule, targets are in their own units, and are measured meanwhile."""
         rows = len(data)
         size = min(200 if self.batch_size == "auto" else int(self.batch_size), rows)
         order = self._random_state.permutation(rows) if self.shuffle and size < rows else None
@@ -378,7 +378,7 @@ def _checked_weight(sample_weight: Any, rows: int) -> Floats:
             f"sample_weight has shape {weight.shape}; it must be ({rows},), one weight per row of X"
         )
     if not (weight >= 0).all():
-        raise ValueError(f"sample_weight reaches down to {weight.min()}; weights must not be negative")
+        raise ValueError(f"sample_weight has a minimum of {weight.min()}; weights must not be negative")
     if not weight.any():
         raise ValueError("sample_weight is zero for all rows; at least one weight must be positive")
     return weight

@@ -65,7 +65,7 @@ CHECKS: dict[str, Check] = {
         lambda x: _is_integer(x, 1) or (_is_real(x) and x == math.inf),
     ),
 }
-"""What each setting may be, in words and as a test. `random_state` is checked by scikit-learn."""
+"""Allowed values of each setting, in words and as a test. scikit-learn checks `random_state`."""
 
 
 def check_settings(estimator: Any) -> None:

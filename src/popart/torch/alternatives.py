@@ -1,4 +1,4 @@
-"""Heads for what people use instead of Pop-Art, with the methods of `popart.torch.PopArt`."""
+"""Heads for alternatives to Pop-Art, with the methods of `popart.torch.PopArt`."""
 
 from typing import Any, Self
 
@@ -24,8 +24,8 @@ class Art(PopArt):
     This is the "value normalisation" of MAPPO (Yu et al., 2021, arXiv 2103.01955) and the paper's *Art*. It
     has the arguments and methods of `PopArt`.
 
-    It cannot keep what was learned: every update of the statistics changes all outputs, and bootstrapped
-    targets with them. It is for comparisons.
+    It cannot preserve what was learned: every update of the statistics changes all outputs, and with them
+    bootstrapped targets. It is for comparisons.
     """
 
     _averaging = False
@@ -118,16 +118,16 @@ class Categorical(Statistics):
 
     It cannot preserve outputs precisely: an interpolation changes them by up to a fraction of a bin, and when
     the scale grows by a large factor at once, most of what was learned is lost. Targets beyond the outer bins
-    count as these. One scale and shift are shared by all outputs. An optimizer's state of the head is left
-    alone when bins move.
+    are put into the outer bins. One scale and shift are shared by all outputs. The optimizer's state of the
+    head does not change when bins move.
 
     Args:
         in_features: The number of features.
         out_features: The number of outputs.
         histogram: The bins, and how targets become distributions over them.
         art: The rule that measures targets.
-        slack: How far statistics move, relative to the scale, before bins follow.
-        process_group: The replicas that see parts of one batch; True for all.
+        slack: Change of the statistics, relative to the scale, after which the bins follow.
+        process_group: The replicas among which a batch is divided; True for all.
         device: The device of parameters and statistics.
         dtype: The type of the parameters.
     """
@@ -171,7 +171,7 @@ class Categorical(Statistics):
 
     @property
     def affine(self) -> Affine:
-        """A copy of the units of the bins."""
+        """Return a copy of the scale and shift of the bins."""
         return Affine(self.scale.detach().clone(), self.shift.detach().clone())
 
     def logits(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
@@ -203,7 +203,7 @@ class Categorical(Statistics):
         """Update the statistics with a batch of targets, let the bins follow, and normalise the targets.
 
         The arguments are those of `PopArt.update`. All outputs share a scale and shift, whatever the `index`;
-        the state of `optimizer` is left alone.
+        the state of `optimizer` does not change.
         """
         y = torch.as_tensor(targets, device=self.scale.device).detach()
         y = y if y.is_floating_point() else y.to(self.scale.dtype)

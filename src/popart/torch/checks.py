@@ -41,18 +41,18 @@ def chosen_rule(art: Rule[Any] | None, beta: float | None) -> Rule[Any]:
 
 
 def warn_of_beta(art: Rule[Any]) -> None:
-    """Warn of a step size that looks like the part to keep, which is what other libraries ask for."""
+    """Warn of a step size that looks like the part to keep, which other libraries ask for."""
     step = getattr(art, "beta", None)
     if isinstance(step, float) and 0.5 < step < 1:
         warnings.warn(
             f"beta is {step!r}: each update forgets {step:.1%} of all earlier targets. TorchRL and others "
-            f"give the part that is kept; here that is beta={1 - step:.3g}",
+            f"give the part that is kept; here write beta={1 - step:.3g} for it",
             stacklevel=3,
         )
 
 
 def kept(art: Rule[Any], keep: bool) -> Rule[Any]:
-    """Return the rule for a layer whose outputs are kept from the beginning, if `keep` is true."""
+    """Return the rule of a head; with `keep`, of one whose outputs are preserved from the first update."""
     return dataclasses.replace(art, keep=True) if keep else art
 
 

@@ -19,8 +19,8 @@ from popart.torch.statistics import Statistics
 class NormalizedLinear(LinearHead):
     r"""A linear layer for Normalized SGD (Algorithm 2): its outputs $W h + b$ are not normalised.
 
-    Targets are not normalised either. The gradient that goes down to the layers below is:
-    $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$; W and b have their usual ones.
+    Targets are not normalised either. Only the gradient that goes to the layers below is normalised:
+    $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$. W and b have their usual gradients.
     With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ this learns what Pop-Art learns
     (Proposition 3), for a dense $\Sigma$ as well:
 
@@ -77,21 +77,21 @@ def _linear(h: Tensor, W: Tensor, b: Tensor | None, scale: Tensor) -> Tensor:
 
 
 class NormalizeGradient(Statistics):
-    r"""An identity whose backward pass normalises the gradient: Deep Pop-Art for sources that merge.
+    r"""An identity whose backward pass normalises the gradient: Deep Pop-Art for several sources.
 
-    Put one on the output of each branch, so that no source drowns out the others, and one where they meet,
-    so that many do not add up to too much. Below an output, the head above it would still get the gradient
-    as it was.
+    Put one on the output of each branch, so that no source dominates the others, and one where the branches
+    join, so that their sum is not too large. (If it were below a head, this head would still get the
+    original gradient.)
 
         h = meet(trunk(x))
         loss = loss_a(first(head_a(h))) + loss_b(second(head_b(h)))
 
-    Gradients are divided by the root of their running second moment, which counts the present one, and
-    multiplied by `weight`: the importance of this source. They are not shifted, so that a gradient of 0
-    stays one. (A mean over n losses makes gradients of 1/n; `weight=1/n` brings that back.)
+    Gradients are divided by the root of their running second moment, the present gradient included, and
+    multiplied by `weight`, the importance of this source. They are not shifted, so that a gradient of 0
+    stays 0. (A mean over n losses makes gradients of 1/n; `weight=1/n` restores that.)
 
     Args:
-        weight: The size that the gradient is to have, root mean square over all its numbers.
+        weight: Size of the normalised gradient: the root mean square over all its elements. Default 1.
         art: The rule that measures gradients, one without a shift; by default `Moments(1e-2)` of gradients
             and their negatives.
     """

@@ -1,4 +1,4 @@
-"""The loss of normalised outputs and targets, without the targets that do not count."""
+"""The loss of normalised outputs and targets, without masked targets and those that are not finite."""
 
 import inspect
 from collections.abc import Callable
@@ -27,8 +27,8 @@ def mean_loss(loss: Loss, g: Tensor, t: Tensor, counted: Tensor, weights: Any) -
     each = _each(loss, g, (t if all_count else torch.where(counted, t, 0.0)).to(g.dtype))
     if each.shape != g.shape:
         raise ValueError(
-            f"loss gave shape {tuple(each.shape)} for outputs of shape {tuple(g.shape)}; it must give one "
-            "loss per number, as with reduction='none'"
+            f"loss returned shape {tuple(each.shape)} for outputs of shape {tuple(g.shape)}; it must return "
+            "one loss per element, as with reduction='none'"
         )
     if all_count:  # the same number in a third of the operations
         return each.mean()

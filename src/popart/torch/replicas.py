@@ -1,4 +1,4 @@
-"""Replicas that see parts of one batch, and are to act as one process that sees it whole."""
+"""Replicas that each have a part of a batch, and act together like one process with the whole batch."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class Group:
-    """A process group that a copied module shares: groups themselves cannot be copied."""
+    """A process group that copies of a module share, because groups cannot be copied."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
@@ -36,7 +36,7 @@ class Group:
         return _like(total, x)
 
     def check_agreement(self, settings: str) -> None:
-        """Raise, on every replica, if these are not the settings of all."""
+        """Raise on every replica unless all replicas have these settings."""
         theirs: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(theirs, settings, group=self.group)
         if len(set(theirs)) > 1:

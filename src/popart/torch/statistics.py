@@ -14,9 +14,9 @@ from popart.rules import Rule
 from popart.torch.replicas import Group
 
 OVERWRITES_EARLY = torch.__version__ < "2.13"
-"""Whether the compiler may, on a CPU, write the new statistics before the head has read the old ones.
+"""Whether the compiler, on a CPU, may write the new statistics before the head has read the old ones.
 
-It does in PyTorch 2.11, where the head is then not rescaled; not in 2.13, nor on GPUs.
+In PyTorch 2.11 it does, and the head is then not rescaled; in 2.13, and on GPUs, it does not.
 """
 
 
@@ -54,7 +54,7 @@ class Statistics(nn.Module):
 
     @property
     def state(self) -> Any:
-        """A copy of the statistics, as the rule stores them."""
+        """Return a copy of the statistics, as the rule stores them."""
         return self._state_type(*(x.clone() for x in self._raw_state()))
 
     def _raw_state(self) -> Any:
@@ -62,7 +62,7 @@ class Statistics(nn.Module):
         return self._state_type(*(buffers[name] for name in self._state_names))
 
     def _measured(self) -> Affine:
-        """Return the normalisation that the statistics stand for; it may share memory with them."""
+        """Return the normalisation by the statistics; it may share memory with them."""
         return self.art.affine(self._raw_state())
 
     def _set_state(self, state: Any) -> None:

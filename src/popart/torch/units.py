@@ -18,11 +18,11 @@ from popart.torch.losses import Loss, like_targets, mean_loss
 from popart.torch.numbers import Near
 
 CALLS_WITHOUT_UPDATE = 1000
-"""Forward passes of a head that was never updated after which it warns, once."""
+"""Number of forward passes without any update after which a head warns, once."""
 
 
 class NormalizedUnits(Head):
-    """A head whose layers compute in normalised units, and which are rescaled to preserve outputs."""
+    """A head whose layers compute in normalised units, and are rescaled to preserve outputs."""
 
     _answers_normalized = False
     _calls = 0
@@ -34,13 +34,13 @@ class NormalizedUnits(Head):
 
     @contextlib.contextmanager
     def in_normalized_units(self) -> Iterator[Self]:
-        """Make `forward` answer in normalised units, for frameworks that compute the loss themselves.
+        """Make `forward` return normalised outputs, for frameworks that compute the loss themselves.
 
             y = head.update(y)
             with head.in_normalized_units():
                 loss = framework.loss(network, y)
 
-        As always the update comes first.
+        Call `update` first, as always.
         """
         before = self._answers_normalized
         self._answers_normalized = True
@@ -64,8 +64,8 @@ class NormalizedUnits(Head):
     ) -> Tensor:
         """Update with targets, normalise them, and return the mean loss of the outputs, in the right order.
 
-        Targets that are masked or not finite are left out, of the statistics and of the loss. Without
-        any other target the loss is 0.
+        Targets that are masked or not finite are left out, of the statistics and of the loss. If none is
+        left, the loss is 0.
 
         Args:
             h: Features; a tuple of two for dueling streams that do not share them.
@@ -77,8 +77,8 @@ class NormalizedUnits(Head):
             optimizer: As in `update`.
             moments: As in `update`.
             max_norm: As in `update`.
-            loss: A function of outputs and targets that gives one loss per number; `reduction="none"` is
-                passed to those that know it, such as `torch.nn.functional.huber_loss`.
+            loss: A function of outputs and targets that returns one loss per element; `reduction="none"` is
+                passed to functions that have this option, such as `torch.nn.functional.huber_loss`.
         """
         y = self._as_tensor(y).detach()
         features = h if isinstance(h, tuple) else (h,)
@@ -108,7 +108,7 @@ class NormalizedUnits(Head):
             )
 
     def _counted(self, y: Tensor, mask: Any) -> Tensor:
-        """Return which targets count: those that are finite, and in the mask."""
+        """Return a mask of the targets that count: finite ones that are not masked."""
         finite = y.isfinite()
         if checks.is_dense(self.art):
             finite = finite.all(-1, keepdim=True).expand(y.shape)
@@ -130,7 +130,7 @@ class NormalizedUnits(Head):
         return torch.addcmul(shift, g, scale)
 
     def _count_call(self) -> None:
-        """Count calls outside of compilers and CUDA graphs; the last that is counted waits for the device."""
+        """Count calls outside of compilers and CUDA graphs; the last counted call waits for the device."""
         scale, shift = self.scale, self.shift
         if not checks.is_eager(scale) or (scale.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
@@ -202,7 +202,7 @@ def _layer_change(change: Change, like: Tensor) -> LayerChange:
 
 
 class Far(NamedTuple):
-    """Any other change."""
+    """A change of any size, for all updates but the most frequent ones."""
 
     change: Change
 

@@ -20,8 +20,8 @@ def wrap(model: nn.Module, layer: str | nn.Module, art: Rule[Any] | None = None,
         model: The network that contains the layer.
         layer: The layer, a `torch.nn.Linear`, or its name as in `model.named_modules()`.
         art: The rule that measures targets; `Moments()` by default.
-        settings: Other arguments of `PopArt.from_linear`. `keep=True` keeps the outputs of a trained layer
-            from the beginning; by default they are 0 until the first targets, which are adopted.
+        settings: Other arguments of `PopArt.from_linear`. `keep=True` preserves the outputs of a trained
+            layer from the first update on; by default outputs are 0 until the first targets are adopted.
     """
     found = _named(model, layer) if isinstance(layer, str) else layer
     places = [name for name, part in model.named_modules(remove_duplicate=False) if part is found and name]

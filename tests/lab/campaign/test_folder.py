@@ -41,11 +41,11 @@ def test_fleets_fit_into_memory_and_are_enough_for_all_workers() -> None:
         m.name for m in atari.train().members()
     )
     assert all(sum(m.replay_size * 7067 + 180e6 for m in fleet) < 0.75 * 141e9 for fleet in planned)
-    one = small(Path("x"))
+    one = small(Path("x"), machines=MachineOptions(memory=4))  # not the free memory of this machine
     assert [len(f) for f in fleets(one, members_of(one.train()))] == [3]
-    two = small(Path("x"), machines=MachineOptions(workers=2))
+    two = small(Path("x"), machines=MachineOptions(workers=2, memory=4))
     assert [len(f) for f in fleets(two, members_of(two.train()))] == [2, 1]
-    many = small(Path("x"), machines=MachineOptions(workers=9))
+    many = small(Path("x"), machines=MachineOptions(workers=9, memory=4))
     assert [len(f) for f in fleets(many, members_of(many.train()))] == [1, 1, 1]
 
 
@@ -76,7 +76,9 @@ def test_more_frames_are_taken_and_other_settings_refused(tmp_path: Path) -> Non
         opened(Start(games=("catch",), agents=("popart",), frames=2000, out=tmp_path))
     other = small(tmp_path)
     object.__setattr__(other, "learning", type(other.learning)(beta=0.1))
-    with pytest.raises(LabError, match=r"beta is None there, 0.1 here.*popart campaign start --games catch"):
+    with pytest.raises(
+        LabError, match=r"beta is the default there, 0.1 here.*popart campaign start --games catch"
+    ):
         opened(other)
 
 

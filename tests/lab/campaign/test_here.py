@@ -118,7 +118,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(tmp_path: Path) -> None:
-    """With rewards of 1e30 the unclipped agent's errors overflow; the clipped one does not notice."""
+    """With rewards of 1e30 the unclipped agent's errors overflow; the clipped one is not affected."""
     out, names = tmp_path / "runs", ("catch-clipped-0", "catch-unclipped-0")
     options = [
         "--agents",

@@ -166,7 +166,7 @@ def test_unfinished_runs_are_compared_after_the_frames_that_all_have_reached(tmp
 
 
 def test_runs_are_found_at_any_depth_also_below_a_folder_with_a_manifest_of_its_own(tmp_path: Path) -> None:
-    """Such as that of a campaign, or of `popart norms`."""
+    """Campaigns and `popart norms` have such folders."""
     write_run(tmp_path / "runs" / "fleet" / "agents", "pong", "popart", 0, 5.0)
     shutil.copy(RESULTS / "lab" / "norms" / "manifest.json", tmp_path / "runs" / "fleet")
     (tmp_path / "runs" / "fleet" / "agents" / "pong-popart-0" / "checkpoints").mkdir()
@@ -178,7 +178,7 @@ def test_runs_are_found_at_any_depth_also_below_a_folder_with_a_manifest_of_its_
 
 
 def test_games_without_gradients_are_left_out_of_the_range_of_norms(tmp_path: Path) -> None:
-    """As for want of any reward: 0 has no order of magnitude."""
+    """A game without any reward has gradients of 0, which have no order of magnitude."""
     for seed in range(2):
         for i, game in enumerate(("pong", "boxing", "breakout", "asterix", "atlantis", "venture")):
             write_run(

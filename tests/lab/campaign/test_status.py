@@ -34,7 +34,7 @@ def write(campaign: Folder, seed: int, metrics: str = METRICS) -> Path:
 def test_states_frames_scores_nodes_and_failures_come_from_the_run_folders(
     campaign: Folder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of runs that wait, train, were interrupted, failed, lost their machine, and are finished."""
+    """Its runs wait, train, were interrupted, failed, lost their machine, and are finished."""
     write(campaign, 1)
     records.end(write(campaign, 2), "interrupted")
     records.end(write(campaign, 3), "failed", "no space left")

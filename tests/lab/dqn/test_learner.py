@@ -49,14 +49,16 @@ def stacked(batches: list[Transitions]) -> Transitions:
 
 def target_values(config: AgentConfig, agent: Learner, batch: Transitions, net: Network = NET) -> jax.Array:
     """Return the target network's values in the units of the rewards."""
-    return values(config, net, agent.target_params, agent.target_statistics, batch.later)
+    return values(config, net, agent.target_params, agent.target_statistics, batch.next_observation)
 
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
 def targets(
     config: AgentConfig, agent: Learner, batch: Transitions, net: Network = NET, actions: int | None = None
 ) -> jax.Array:
-    online = popart.jax.normalized(agent.params["head"], net.features(agent.params["body"], batch.later))
+    online = popart.jax.normalized(
+        agent.params["head"], net.features(agent.params["body"], batch.next_observation)
+    )
     return learner.targets(config, batch, online, target_values(config, agent, batch, net), actions)
 
 

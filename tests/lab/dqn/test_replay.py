@@ -15,7 +15,7 @@ sample, newest = jax.jit(replay.sample, static_argnums=(2, 3)), jax.jit(replay.n
 
 
 class Shown(NamedTuple):
-    """What environments show after a step."""
+    """Observations and results of a step."""
 
     observation: np.ndarray
     reward: np.ndarray
@@ -123,7 +123,7 @@ def test_samples_are_exactly_the_transitions_of_a_plain_record(
     batch = jax.tree.map(np.asarray, sample(memory, jax.random.key(0), 4000, stack_size))
     sampled = set()
     for i in np.flatnonzero(batch.weight):
-        key, later = tuple(batch.observation[i].tolist()), tuple(batch.later[i].tolist())
+        key, later = tuple(batch.observation[i].tolist()), tuple(batch.next_observation[i].tolist())
         found = int(batch.action[i]), np.float32(batch.reward[i]), bool(batch.terminal[i]), later
         assert allowed[key] == found
         sampled.add(key)
@@ -177,7 +177,7 @@ def test_observations_keep_their_shape_and_type() -> None:
     assert newest(memory, 4).shape == (2, 84, 84, 4)
     np.testing.assert_array_equal(newest(memory, 4)[0, 5, 7], [3, 4, 5, 6])
     batch = sample(memory, jax.random.key(0), 5, 4)
-    assert batch.observation.shape == batch.later.shape == (5, 84, 84, 4)
+    assert batch.observation.shape == batch.next_observation.shape == (5, 84, 84, 4)
 
 
 def test_a_truncated_episode_bootstraps_from_its_last_observation() -> None:
@@ -189,7 +189,7 @@ def test_a_truncated_episode_bootstraps_from_its_last_observation() -> None:
         memory = write(memory, np.array([frame]), np.array([float(frame)]), *flags)
     batch = sample(memory, jax.random.key(0), 500, 2)
     fine = np.asarray(batch.weight) > 0
-    fields = (np.asarray(x)[fine].tolist() for x in (batch.observation, batch.later, batch.reward))
+    fields = (np.asarray(x)[fine].tolist() for x in (batch.observation, batch.next_observation, batch.reward))
     found = {(tuple(now), tuple(later), reward) for now, later, reward in zip(*fields, strict=True)}
     assert found == {((1, 2), (2, 3), 3.0), ((0, 4), (4, 5), 5.0)}
     assert not np.asarray(batch.terminal).any()

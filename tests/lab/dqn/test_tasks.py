@@ -93,13 +93,13 @@ def test_a_target_has_no_action_that_the_game_has_not() -> None:
 
 
 def test_batches_have_equally_many_transitions_of_each_task() -> None:
-    short = SAMPLES[0]._replace(observation=jnp.ones((BATCH, 1, 1)), later=jnp.ones((BATCH, 1, 1)))
+    short = SAMPLES[0]._replace(observation=jnp.ones((BATCH, 1, 1)), next_observation=jnp.ones((BATCH, 1, 1)))
     found: Any = joined([short, SAMPLES[1]], 2, 3)
     half = BATCH // 2
     assert found.observation.shape == (2, BATCH, 3)
     np.testing.assert_array_equal(found.task, [[0] * half + [1] * half] * 2)
     np.testing.assert_array_equal(found.observation[:, :half], np.broadcast_to([1, 0, 0], (2, half, 3)))
-    np.testing.assert_array_equal(found.later[1, half:], SAMPLES[1].later[half:, :, 0])
+    np.testing.assert_array_equal(found.next_observation[1, half:], SAMPLES[1].next_observation[half:, :, 0])
     np.testing.assert_array_equal(
         found.action[0], jnp.concatenate((short.action[:half], SAMPLES[1].action[:half]))
     )

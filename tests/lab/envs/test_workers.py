@@ -19,7 +19,7 @@ from tests.lab.envs.playing import assert_same, play, random_actions, stacked
 
 GAMES, GROUPS, SIZE, STEPS = ("breakout", "riverraid"), 2, 3, 300
 SEEDS = ((5, 2**32 + 7), (10**12, 8))
-"""Of each game, for each group."""
+"""Random seeds of each game, one for each group."""
 
 
 def processes_below() -> list[psutil.Process]:

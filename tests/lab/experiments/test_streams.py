@@ -87,7 +87,7 @@ def test_prices_grow_by_the_stated_factor() -> None:
 
 
 def test_heavy_tails_have_the_stated_exponent() -> None:
-    """By Hill's estimator, from the largest hundredth."""
+    """Hill's estimator measures it, from the largest hundredth of the noise."""
     largest = np.sort(np.abs(residuals("tails")))[-2001:]
     exponent = 1 / np.log(largest[1:] / largest[0]).mean()
     np.testing.assert_allclose(exponent, data.EXPONENT, rtol=0.08)

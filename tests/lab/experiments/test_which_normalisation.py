@@ -1,4 +1,4 @@
-"""What `docs/explanation/which-normalisation.md` says is in the results."""
+"""The numbers and claims of `docs/explanation/which-normalisation.md` are those of the results."""
 
 import re
 from functools import cache

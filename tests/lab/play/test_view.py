@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from popart.lab.play.view import BARS, SIZE, TEXT, Step, View
+from popart.lab.play.view import BARS, SIZE, TEXT, Scene, View
 
 BLUE, GREEN, RED = (0x1F, 0x5F, 0xD0), (0x22, 0x8B, 0x22), (0xD6, 0x27, 0x28)
 NAMES = ["NOOP", "UPRIGHTFIRE", *"ABCDEFGHIJKLMNOP"]
@@ -11,7 +11,7 @@ NAMES = ["NOOP", "UPRIGHTFIRE", *"ABCDEFGHIJKLMNOP"]
 
 def drawn(values: list[float], action: int | None) -> np.ndarray:
     view = View("Title", "about", "no Pop-Art", "points", NAMES[: len(values)])
-    step = Step(np.zeros((210, 160, 3), np.uint8), 0.0, np.array(values, np.float32), action)
+    step = Scene(np.zeros((210, 160, 3), np.uint8), 0.0, np.array(values, np.float32), action)
     return np.asarray(view.draw(step))
 
 

@@ -20,7 +20,7 @@ from popart.lab.envs.atari import Atari
 from popart.lab.envs.timestep import TimeStep
 from popart.lab.play import watch
 from popart.lab.play.config import Watch
-from popart.lab.play.view import BARS, HISTORY, SCREEN, SIZE, TEXT, Step, View
+from popart.lab.play.view import BARS, HISTORY, SCREEN, SIZE, TEXT, Scene, View
 from popart.lab.train.config import Train
 from tests.lab.examples import ASTERIX
 
@@ -136,10 +136,10 @@ def test_an_interrupted_video_leaves_no_file_and_replaces_none(
     old.write_bytes(b"a video")
     draw = View.draw
 
-    def fail(self: View, step: Step) -> Any:
+    def fail(self: View, scene: Scene) -> Any:
         if self.steps == 5:
             raise error
-        return draw(self, step)
+        return draw(self, scene)
 
     monkeypatch.setattr(View, "draw", fail)
     for out in (old, tmp_path / "new.mp4"):

@@ -77,7 +77,7 @@ ATARI_VALUES = {
 
 @pytest.mark.parametrize("name", ATARI_VALUES)
 def test_a_given_option_is_never_overridden_even_if_it_is_the_default_of_other_games(name: str) -> None:
-    """For each option whose default depends on the game: on a small game with Atari's default."""
+    """Each option whose default depends on the game is given on a small game, with the value for Atari."""
     value = ATARI_VALUES[name]
     (one,) = parsed("--game", "catch", f"--{name.replace('_', '-')}", f"{value}").members()
     assert flat(one)[name] == value

@@ -61,7 +61,7 @@ def test_each_environment_plays_and_stores_what_it_plays_alone(trained_loop: Loo
 
 @pytest.mark.xdist_group("catch")
 def test_nothing_is_learned_before_each_environment_has_a_transition(tmp_path: Path) -> None:
-    """That takes a full stack of observations, and one after it."""
+    """A transition needs a full stack of observations, and one observation after it."""
     with training(CATCH.changed(warm_up=0), tmp_path / "run") as loop:
         turn = next(turn for turn in loop.turns() if turn.counts.updates.any())
         metrics = np.concatenate([np.asarray(metrics)[0] for _, metrics in turn.metrics], 1)

@@ -16,8 +16,8 @@ SUBCOMMANDS = {
 class Campaign:
     """Train many games, agents and seeds: on this machine, on a Ray cluster, or under SLURM.
 
-    The command plan shows the runs and the hours they take, start trains or resumes them, status shows how
-    many frames each has, and report compares the agents. Each has a --help of its own.
+    plan shows the runs and the hours that they will take; start trains or resumes them; status shows the
+    frames of each run so far; report compares the agents. Each command has its own --help.
     """
 
     SUBCOMMANDS: ClassVar[dict[str, str]] = SUBCOMMANDS

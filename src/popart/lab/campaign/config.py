@@ -22,19 +22,19 @@ def _hint(kind: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """The machines that train, all alike. They decide how runs are grouped into fleets."""
+    """The machines that train, all of one kind. Runs are grouped into fleets that fit them."""
 
     workers: Annotated[int | None, _hint("INT", "the number of --gpus, otherwise 1")] = None
-    """Fleets that train at the same time: processes of this machine, or machines of a cluster."""
+    """Number of fleets that train at the same time: processes of this machine, or machines of a cluster."""
 
     gpus: int = 0
-    """GPUs of all machines together, one for each fleet. 0: fleets train on CPUs."""
+    """Number of GPUs of all machines together; each fleet uses one. 0: fleets train on CPUs."""
 
     cores: Annotated[int | None, _hint("INT", "those of this machine, shared by --workers")] = None
-    """Cores for each fleet."""
+    """Number of CPU cores for each fleet."""
 
     memory: Annotated[float | None, _hint("FLOAT", "the free memory here, shared by --workers")] = None
-    """Memory for each fleet, in GB: of its GPU, otherwise of the machine."""
+    """Memory for each fleet in GB: GPU memory with --gpus, otherwise machine memory."""
 
     def __post_init__(self) -> None:
         check_whole("gpus", self.gpus, 0)
@@ -98,7 +98,7 @@ class Campaign:
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 @dataclass(frozen=True)
 class Plan(Campaign):
-    """Show the runs of a campaign, its fleets, their memory and hours. Nothing is started or written."""
+    """Show the runs and fleets of a campaign, with memory and time. Nothing is started or written."""
 
     def run(self) -> tuple[Path, ...]:
         from popart.lab.campaign.planning import fleets, show

@@ -28,11 +28,11 @@ EXTENDED = ("game", "agent", "seed")
 
 @dataclass(frozen=True)
 class Folder:
-    """A campaign as `campaign.json` has it."""
+    """A campaign, as described by `campaign.json`."""
 
     path: Path
     id: str
-    """By which machines recognise it."""
+    """Identifier by which machines recognise the campaign."""
 
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -41,7 +41,7 @@ class Folder:
 
     command: str
     started: str
-    """When it was last started; failures before that do not count."""
+    """Time of the last start; failures before it do not count."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -90,7 +90,7 @@ class Folder:
         check_versions(where, versions(), self.versions)
 
     def restarted(self, new: "Folder", accept_versions: bool) -> Self:
-        """Return this campaign with the free settings of a new start; refuse other settings and versions."""
+        """Return this campaign with the settings of a new start that may change; refuse other changes."""
         if accept_versions:
             renewed = replace(self, versions=versions())
         else:
@@ -104,7 +104,9 @@ class Folder:
         differ = [k for k in old if k not in (*FREE, *EXTENDED) and old[k] != new.settings.get(k)]
         lacking = [k for k in EXTENDED if not set(old[k]) <= set(new.settings[k])]
         if differ or lacking:
-            found = "; ".join(f"{k} is {old[k]!r} there, {new.settings[k]!r} here" for k in differ + lacking)
+            found = "; ".join(
+                f"{k} is {_text(old[k])} there, {_text(new.settings[k])} here" for k in differ + lacking
+            )
             raise LabError(
                 f"{self.path} is a campaign with other settings ({found}); give another --out, or run its "
                 f"own command: {self.command}"
@@ -115,8 +117,13 @@ class Folder:
         return replace(self, fleets=[*self.fleets, *([member.name for member in fleet] for fleet in fleets)])
 
 
+def _text(value: Any) -> str:
+    """Return the value of a setting for a message; an option that was not given is None."""
+    return "the default" if value is None else repr(value)
+
+
 def members_of(train: Train) -> list[Member]:
-    """Return the members of a campaign. Also a single one has a folder in that of the campaign."""
+    """Return the members of a campaign. Even a single one has a folder in that of the campaign."""
     assert train.out is not None
     return [replace(member, out=train.out / member.name) for member in train.members()]
 

@@ -35,7 +35,7 @@ def cores_each(campaign: Campaign) -> int:
 
 
 def fleets(campaign: Campaign, members: Sequence[Member]) -> list[list[Member]]:
-    """Group members into fleets that fit into memory, and at least as many as train at the same time."""
+    """Group members into fleets that fit into memory, with at least one fleet per worker."""
     return plan.fleets(members, room(campaign), campaign.machines.at_once)
 
 
@@ -46,7 +46,7 @@ def seconds(campaign: Campaign, fleet: Sequence[Member]) -> float:
 
 
 def makespan(times: Sequence[float], at_once: int) -> float:
-    """Return when the last of several tasks ends, if each begins as soon as one of the machines is free."""
+    """Return the time at which the last of several tasks ends, if each starts when a machine is free."""
     ends = [0.0] * at_once
     for each in times:
         heapq.heapreplace(ends, ends[0] + each)
@@ -62,17 +62,20 @@ def show(campaign: Campaign, planned: Sequence[Sequence[Member]]) -> None:
         _heading(members),
         [_row(i + 1, fleet, time) for i, (fleet, time) in enumerate(zip(planned, times, strict=True))],
     )
-    where = (
-        f"{machines.gpus} GPU{'s' * (machines.gpus > 1)}" if machines.gpus else f"{machines.at_once} × CPU"
-    )
+    where = _counted(machines.gpus, "GPU") if machines.gpus else "CPUs"
     total = duration(makespan(times, machines.at_once))
     frames = quantity(float(sum(member.frames for member in members)))
     console().print(
-        f"{len(members)} runs, {len(planned)} fleets, {frames} frames: ~{total} on {where} with {each} cores "
-        f"for each fleet, of which {machines.at_once} train at the same time. Nothing was started.",
+        f"{_counted(len(members), 'run')}, {_counted(len(planned), 'fleet')}, {frames} frames: ~{total} on "
+        f"{where} with {_counted(each, 'core')} for each fleet, {_counted(machines.at_once, 'fleet')} at a "
+        "time. Nothing was started.",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _heading(members: Sequence[Member]) -> str:
@@ -80,8 +83,8 @@ def _heading(members: Sequence[Member]) -> str:
         len({x(m) for m in members}) for x in (lambda m: m.game, lambda m: m.agent.agent, lambda m: m.seed)
     ]
     names = ("game", "agent", "seed")
-    counted = " × ".join(f"{n} {name}{'s' * (n > 1)}" for n, name in zip(kinds, names, strict=True))
-    return f"Plan: {len(members)} runs ({counted})"
+    counted = " × ".join(map(_counted, kinds, names))
+    return f"Plan: {_counted(len(members), 'run')} ({counted})"
 
 
 def _row(number: int, fleet: Sequence[Member], time: float) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Records of workers: where a run trains, since when, and how often and why that failed.
+"""Records of workers: where a run trains, since when, and its failures with their reasons.
 
 Each run folder has one as `.worker.json`. It is changed only by a process that has the lock of the fleet, and
-touched every few seconds as a sign of life, so that anybody who sees the folder knows what happens there.
+touched every few seconds as a sign of life, so that anybody who reads the folder sees the state of the run.
 """
 
 import json
@@ -23,7 +23,7 @@ BEAT = 5.0
 """Seconds between two signs of life."""
 
 DIVERGED = "diverged"
-"""Word in the reason of a failure that would repeat itself."""
+"""Word in the reason of a failure that another attempt would repeat."""
 
 Outcome = Literal["training", "finished", "failed", "interrupted"]
 
@@ -39,7 +39,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of the worker of a run."""
+    """The worker of a run: node, process, attempts and failures."""
 
     node: str
     pid: int
@@ -70,7 +70,7 @@ def _write(run: Path, record: Record) -> None:
 
 
 def begin(run: Path) -> None:
-    """Note that this process trains a run. An attempt before it that has no end is a failure."""
+    """Record that this process trains a run. An earlier attempt without an end counts as a failure."""
     old, node = read(run), socket.gethostname()
     failures = old.failures if old else ()
     if old and old.outcome == "training":
@@ -81,7 +81,7 @@ def begin(run: Path) -> None:
 
 
 def end(run: Path, outcome: Outcome, reason: str = "") -> None:
-    """Note how the attempt of this process ended; a failure has a reason."""
+    """Record how the attempt of this process ended; a failure has a reason."""
     record = read(run)
     if record is None:
         return
@@ -124,14 +124,14 @@ def signs_of_life(runs: Sequence[Path], parent: int | None = None) -> Iterator[N
     stop = threading.Event()
 
     def beat() -> None:
-        told = False
+        interrupted = False
         while not stop.wait(1.0 if parent else BEAT):
             for run in runs:
                 with suppress(OSError):
                     os.utime(run / NAME)
-            if parent and os.getppid() != parent and not told:
+            if parent and os.getppid() != parent and not interrupted:
                 os.kill(os.getpid(), signal.SIGTERM)
-                told = True
+                interrupted = True
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

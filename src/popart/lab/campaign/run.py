@@ -22,21 +22,21 @@ from popart.lab.stops import stopping
 from popart.lab.tables import print_table
 
 BUSY = 5.0
-"""Seconds until a fleet is looked at again that another process trains."""
+"""Seconds between two checks of a fleet that another process trains."""
 
 LONGEST = 1800.0
-"""Seconds until a failed fleet is tried again, at most."""
+"""Longest wait, in seconds, before a failed fleet is tried again."""
 
 
 class Engine(Protocol):
-    """Something that attempts fleets."""
+    """Trains fleets, one attempt after the other."""
 
     def room(self) -> bool:
-        """Return whether it takes another fleet now."""
+        """Return whether the engine can take another fleet now."""
         ...
 
     def submit(self, fleet: int, avoid: str | None) -> None:
-        """Begin an attempt, if possible not on the node of the last one."""
+        """Start an attempt, if possible not on the node of the last one."""
         ...
 
     def wait(self, seconds: float) -> Iterable[tuple[int, Result]]:
@@ -71,7 +71,7 @@ def run(command: Start) -> Path:
 def opened(command: Start) -> Folder:
     """Read or create the campaign, and write what this start changes."""
     command.out.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(command.out / ".lock"):  # two that start at once have the same plan
+    with filelock.FileLock(command.out / ".lock"):  # two that start at the same time use the same plan
         members = members_of(command.train())
         line = shlex.join(["popart", "campaign", *shlex.split(command_line("start", command))[1:]])
         campaign = Folder.new(command.train(), [], line)
@@ -117,7 +117,7 @@ def drive(campaign: Folder, engine: Engine, tries: int, retry_after: float, stop
 
 
 class Stop(Protocol):
-    """Return whether the user asked to stop."""
+    """A function that returns whether the user asked to stop."""
 
     def __call__(self) -> bool: ...
 
@@ -144,13 +144,13 @@ class Queue:
         return [fleet for fleet, due in self._due.items() if due <= time.monotonic()]
 
     def taken(self, fleet: int) -> str | None:
-        """Note that a fleet trains; return the node on which it failed last."""
+        """Record that a fleet trains; return the node on which it failed last."""
         del self._due[fleet]
         self._training.add(fleet)
         return self._avoid.get(fleet)
 
     def ended(self, fleet: int, result: Result) -> None:
-        """Note how an attempt ended; one that failed for a while is due again later."""
+        """Record how an attempt ended; after a failure that may pass, the fleet is due again later."""
         self._training.remove(fleet)
         if result.status == "finished":
             return

@@ -22,7 +22,7 @@ from popart.lab.tables import print_table
 from popart.lab.train.config import Member
 
 SILENT = 60.0
-"""Seconds without a sign of life after which a worker is taken for dead."""
+"""Seconds without a sign of life after which a worker is considered dead."""
 
 ORDER = ("failed", "silent", "training", "stopped", "waiting", "finished")
 TAIL = 4096
@@ -33,18 +33,21 @@ TAIL = 4096
 class Status:
     """Show the runs of a campaign: frames, score, rate, node and failures.
 
-    Everything is read from the run folders, so that it works on any machine that sees them, whatever engine
-    trains. On a terminal the table is live until all runs are finished; Ctrl-C ends it.
+    Everything is read from the run folders: it works on any machine that can read them, for
+    every engine. On a terminal the table is live until all runs are finished; Ctrl-C ends it.
     """
 
     folder: tyro.conf.Positional[Path] = Path("runs/campaign")
     """Folder of the campaign."""
 
-    watch: Annotated[bool | None, tyro.conf.arg(help_behavior_hint="(default: on a terminal)")] = None
-    """Show the table again and again until all runs are finished."""
+    watch: Annotated[
+        bool | None,
+        tyro.conf.arg(help_behavior_hint="(default: True on a terminal)", metavar="{True,False}"),
+    ] = None
+    """Refresh the table until all runs are finished."""
 
     every: float = 5.0
-    """Seconds between two tables."""
+    """Seconds between two refreshes of the table."""
 
     def __post_init__(self) -> None:
         check_positive("every", self.every)
@@ -76,7 +79,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Row:
-    """What the folder of a run says."""
+    """A row of the table: the state of one run, read from its folder."""
 
     name: str
     state: str
@@ -172,7 +175,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 class Runs:
-    """The table for a terminal, with the runs that need attention first; a sentence elsewhere."""
+    """A table with the runs that need attention first, on a terminal; elsewhere a sentence."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows

@@ -1,7 +1,7 @@
-"""An attempt at a fleet: what every engine runs in a process of its own, on whatever machine.
+"""An attempt at a fleet: what every engine runs in a process of its own, on any machine.
 
-The lock of the fleet makes sure that only one process trains it. What an attempt needs to know is in the
-folder of the campaign: a fleet that another process began is resumed from its checkpoints.
+The lock of the fleet makes sure that only one process trains it. Everything that an attempt needs is in the
+folder of the campaign: a fleet that another process started is resumed from its checkpoints.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ refused: this machine has other versions."""
 
 
 class Result(NamedTuple):
-    """How an attempt ended, and why."""
+    """The end of an attempt: status, message and node."""
 
     status: Status
     message: str
@@ -96,7 +96,7 @@ def _ended(number: int, members: int, lost: dict[str, str]) -> tuple[Status, str
 
 
 def _trained(campaign: Folder, number: int, members: list[Member], left: list[Member]) -> dict[str, str]:
-    """Train; write a failure into the records of those whom it concerns."""
+    """Train the fleet; write a failure into the record of each run that it concerns."""
     folders = {member.name: member.out for member in left}
     failed = set[str]()
 

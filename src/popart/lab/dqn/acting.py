@@ -25,7 +25,7 @@ def observe(
     actions: jax.Array | int | None = None,
     head: Head | None = None,
 ) -> tuple[Replay, jax.Array]:
-    """Store what the environments from `first` on show, and choose an action for each."""
+    """Store the observations of the environments from `first` on, and choose an action for each."""
     memory = replay.insert(memory, observed, first)
     stacks = replay.newest(memory, stack_size, first, len(observed.first))
     action = learner.act(network, params, stacks, epsilon, key, actions, head)
@@ -44,7 +44,7 @@ def learn(
     actions: jax.Array | int | None = None,
     due: jax.Array | None = None,
 ) -> tuple[Learner, Metrics]:
-    """Make some updates from the replay buffer; then copy the network to the target network if it is time.
+    """Make some updates from the replay buffer; then copy the network to the target network if due.
 
     Where `due` is False the agent does not change.
     """

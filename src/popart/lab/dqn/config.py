@@ -9,7 +9,7 @@ import optax
 
 import popart
 from popart.jax.alternatives import Head, Linear, half_square
-from popart.lab.dqn.rewards import AsTheyAre, Rewards
+from popart.lab.dqn.rewards import Rewards, Unchanged
 
 AgentName = Literal["clipped", "unclipped", "popart"]
 AGENTS: tuple[AgentName, ...] = ("clipped", "unclipped", "popart")
@@ -30,7 +30,7 @@ class AgentConfig:
 
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """rmsprop: centred, with decay 0.95 and its epsilon inside the root, as in DQN. adam: with Rainbow's
-    epsilon; with a small one, updates are as large when there is nothing to learn, and units die of them."""
+    epsilon; with a smaller one, noise alone makes large updates, and units die."""
 
     learning_rate: float = 1e-4
     """Learning rate α of the network."""
@@ -55,8 +55,8 @@ class AgentConfig:
 
     @property
     def rewards(self) -> Rewards:
-        """What is done to rewards, beside clipping."""
-        return AsTheyAre()
+        """The transformation of rewards before they are learned from, besides clipping."""
+        return Unchanged()
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Schedule:
     """Steps between two copies of the online network to the target network."""
 
     steps_per_update: int = 4
+    """Agent steps between two updates."""
 
     def epsilon_at(self, steps: jax.Array) -> jax.Array:
         """Return ε after a number of steps."""
@@ -92,11 +93,11 @@ class Schedule:
 
 
 ATARI_SCHEDULE = Schedule(warm_up=50_000, exploration=1_000_000, epsilon=0.01, copy_every=30_000)
-"""DQN's, with the final ε and the target network of the tuned Double DQN."""
+"""The schedule of DQN, with the final ε and the copies of the tuned Double DQN."""
 
 SMALL_SCHEDULE = Schedule(warm_up=1000, exploration=10_000, epsilon=0.05, copy_every=400)
 SMALL_AGENT = {"learning_rate": 1e-3, "beta": 1e-3}
-"""For small games."""
+"""The schedule for small games."""
 
 
 def published_learning_rate(agent: AgentName, optimizer: str) -> float:

@@ -8,8 +8,8 @@ and each of the two networks has its own statistics. An agent without Pop-Art ha
 A network may have more outputs than its game has actions, if agents of several games share a program. These
 padded outputs come last, are never chosen, and are in no target.
 
-One network may also learn several tasks (`popart.lab.dqn.tasks`). A batch then says of which task each
-transition is, and the head has an output layer per task.
+One network may also learn several tasks (`popart.lab.dqn.tasks`). A batch then has the task of each
+transition, and the head has an output layer per task.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ class Learner(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What plays: parameters, and the statistics that their outputs are normalised with."""
+    """A playing agent: parameters, and the statistics that their outputs are normalised with."""
 
     params: Params
     statistics: Any
@@ -90,7 +90,7 @@ def act(
     actions: jax.Array | int | None = None,
     head: Head | None = None,
 ) -> jax.Array:
-    """Choose the best actions, or with probability epsilon random ones. The best do not depend on units."""
+    """Choose the best actions, or random ones with probability epsilon. Units do not change the best."""
     explore, choose = jax.random.split(key)
     normalized = popart.jax.normalized if head is None else head.normalized
     outputs = normalized(params["head"], network.features(params["body"], observations))
@@ -129,13 +129,13 @@ def targets(
 ) -> jax.Array:
     """Return Y of Double DQN, in the units of the rewards.
 
-    `online` are the online network's values of `batch.later`, in any units, and `target` those of the target
-    network in the units of the rewards. `actions` is one number, or one for each task.
+    `online` are the online network's values of `batch.next_observation`, in any units, and `target` those of
+    the target network in the units of the rewards. `actions` is one number, or one for each task.
     """
     if batch.task is not None and actions is not None:
         actions = jnp.asarray(actions)[batch.task][:, None]
-    later = jnp.take_along_axis(target, best_action(online, actions)[:, None], 1)[:, 0]
-    return _reward(config, batch) + jnp.where(batch.terminal, 0.0, config.discount * later)
+    value = jnp.take_along_axis(target, best_action(online, actions)[:, None], 1)[:, 0]
+    return _reward(config, batch) + jnp.where(batch.terminal, 0.0, config.discount * value)
 
 
 def _reward(config: AgentConfig, batch: Transitions) -> jax.Array:
@@ -155,9 +155,9 @@ def learn(
     The target network's values do not depend on the updates, and are computed for all of them at once. Where
     `due` is False nothing changes.
     """
-    later = batches.later.reshape(-1, *batches.later.shape[2:])
+    observations = batches.next_observation.reshape(-1, *batches.next_observation.shape[2:])
     task = None if batches.task is None else batches.task.reshape(-1)
-    target = values(config, network, learner.target_params, learner.target_statistics, later, task)
+    target = values(config, network, learner.target_params, learner.target_statistics, observations, task)
     target = target.reshape(*batches.reward.shape, -1)
 
     def step(agent: Learner, x: tuple[Transitions, jax.Array]) -> tuple[Learner, Metrics]:
@@ -177,7 +177,8 @@ def update(
 ) -> tuple[Learner, Metrics]:
     """Make one update: targets, statistics and head, then the gradient. `target` is as in `targets`."""
     body, head = learner.params["body"], config.head(network.actions)
-    online = head.normalized(learner.params["head"], network.features(body, batch.later), index=batch.task)
+    h = network.features(body, batch.next_observation)
+    online = head.normalized(learner.params["head"], h, index=batch.task)
     y = targets(config, batch, online, target, actions)
     if isinstance(head.art, ReturnScaling):
         discount = jnp.where(batch.terminal, 0.0, config.discount)

@@ -20,9 +20,9 @@ Index = int | jax.Array
 
 
 class Observed(Protocol):
-    """What environments show after a step. Each array has one entry per environment.
+    """Observations and results of a step. Each array has one entry per environment.
 
-    - terminal: nothing that comes later counts for the last action.
+    - terminal: no later reward counts for the last action.
     - first: the observation is the first one of an episode.
     - last: it is the last one; the next action is ignored and resets the environment.
     """
@@ -40,7 +40,7 @@ class Observed(Protocol):
 
 
 class Replay(NamedTuple):
-    """Arrays of (environments, slots, ...), and the number of slots that each environment ever wrote."""
+    """Arrays of (environments, slots, ...), and the number of slots written so far by each environment."""
 
     observation: jax.Array
     action: jax.Array
@@ -56,16 +56,16 @@ class Replay(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """A batch of transitions. Where `weight` is 0, none could be sampled.
+    """A batch of transitions. A `weight` of 0 marks an entry for which none could be sampled.
 
-    `task` is the number of the task that each transition is of, if one network learns several.
+    `task` is the number of each transition's task, if one network learns several.
     """
 
     observation: jax.Array
     action: jax.Array
     reward: jax.Array
     terminal: jax.Array
-    later: jax.Array
+    next_observation: jax.Array
     weight: jax.Array
     task: jax.Array | None = None
 
@@ -141,7 +141,7 @@ def sample(replay: Replay, key: jax.Array, batch: int, stack_size: int) -> Trans
 def _draw(
     replay: Replay, key: jax.Array, shape: tuple[int, ...], stack_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw environments, and slots counted from the first ever written."""
+    """Draw environments, and slots, which are numbered from the first one that was written."""
     who, when = jax.random.split(key)
     environment = jax.random.randint(who, shape, 0, len(replay.action))
     newest = replay.written[environment] - 1

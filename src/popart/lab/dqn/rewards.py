@@ -1,4 +1,4 @@
-"""What an agent does to rewards before it learns from them: nothing, or scaling by a running statistic."""
+"""Rewards as an agent learns from them: unchanged, or scaled by a running statistic."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Rewards(Protocol):
-    """Settings and pure functions. The replay buffer has rewards as they were."""
+    """Settings and pure functions. The replay buffer stores the original rewards."""
 
     def init(self, environments: int) -> Any: ...
 
@@ -17,12 +17,12 @@ class Rewards(Protocol):
         ...
 
     def apply(self, state: Any, reward: jax.Array) -> jax.Array:
-        """Return rewards to learn from."""
+        """Return the rewards to learn from."""
         ...
 
 
 @dataclass(frozen=True)
-class AsTheyAre:
+class Unchanged:
     """Rewards are not changed."""
 
     def init(self, environments: int) -> tuple[()]:
@@ -51,7 +51,7 @@ class VecNormalize:
     This is `VecNormalize` of Stable-Baselines3 (and of OpenAI's baselines), with its settings: the sum is
     that of past rewards, $R_t = \gamma R_{t-1} + r_t$; the moments are those of all sums and of 10⁻⁴ more
     with mean 0 and variance 1; $\epsilon = 10^{-8}$ is added to the variance; the result is clipped to ±10.
-    As there, rewards of the past are scaled by the statistic of today.
+    As there, old rewards are scaled by the current statistic.
 
     It cannot serve several sizes of rewards one after the other: values that were learned are wrong after the
     statistic has changed. Rewards below $\sqrt\epsilon$ stay small.

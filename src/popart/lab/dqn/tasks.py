@@ -101,7 +101,7 @@ def joined(samples: Sequence[Transitions], updates: int, width: int) -> Transiti
     def batches(task: int, sample: Transitions) -> Transitions:
         sample = sample._replace(
             observation=padded(sample.observation, width),
-            later=padded(sample.later, width),
+            next_observation=padded(sample.next_observation, width),
             task=jnp.full_like(sample.action, task),
         )
         return jax.tree.map(lambda x: x.reshape(updates, -1, *x.shape[1:]), sample)

@@ -78,7 +78,7 @@ def published(game: str) -> Score | None:
 
 
 def title(game: str) -> str:
-    """Return the name of a game for people: Ms. Pac-Man."""
+    """Return the full name of a game, such as Ms. Pac-Man."""
     score = published(game)
     return score.title if score else SMALL[game].label
 

@@ -42,7 +42,7 @@ class Game:
 
     @property
     def dtype(self) -> Any:
-        """What an observation can be stored as: all but CartPole's have only zeros and ones."""
+        """The type in which an observation is stored: all but CartPole's have only zeros and ones."""
         return jnp.float32 if self.name == "CartPole-v1" else jnp.bool_
 
     def reset(self, key: jax.Array, environments: int) -> tuple[World, TimeStep]:

@@ -1,4 +1,4 @@
-"""What environments show, and two interfaces to them: one game, or a suite of games that play together."""
+"""Time steps of environments, and two interfaces: one game, or a suite of games that play together."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -10,10 +10,10 @@ Array = Any
 
 
 class TimeStep(NamedTuple):
-    """What environments show after a step: an observation, and the result of the last action.
+    """The result of a step: an observation, and the reward and the end that the last action led to.
 
-    - terminal: the last action ended the episode (in training on Atari: or lost a life). Nothing later
-      counts for it. False for an episode that was truncated by a time limit.
+    - terminal: the last action ended the episode (in training on Atari: or lost a life). No later
+      reward counts for it. False for an episode that was truncated by a time limit.
     - first: the observation is the first one of an episode.
     - last: the observation is the last one of an episode. The next action is ignored and resets the
       environment.
@@ -72,7 +72,7 @@ class Suite(Protocol):
     """Environments per game and group."""
 
     failures: dict[int, str]
-    """Games whose environments failed, with the reason. They show what they last showed."""
+    """Games whose environments failed, with the reason. Their last time steps are repeated."""
 
     @property
     def actions(self) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Suite(Protocol):
     def send(self, group: int, action: np.ndarray) -> None: ...
 
     def stop(self, game: int) -> None:
-        """Stop playing a game; it shows what it last showed."""
+        """Stop playing a game; its last time step is repeated."""
         ...
 
     def close(self) -> None: ...

@@ -29,13 +29,13 @@ from popart.lab.envs.timestep import TimeStep
 from popart.lab.machine import cores
 
 WORKERS_PER_CORE = 2
-"""While a worker waits for its actions, another has the core."""
+"""Workers per core: while one waits for its actions, the other uses the core."""
 
 MESSAGE = struct.Struct("<bq")
 STEP = -1
 DONE = b"."
 NICE = 5
-"""Low priority: the thread that drives a GPU must not wait for a core."""
+"""Niceness of the workers: the thread that drives a GPU must not wait for a core."""
 
 
 class Shared(NamedTuple):
@@ -161,11 +161,11 @@ class AtariSuite:
             worker.close()
         for worker in self.workers:
             worker.end()
-        self._memory.file.close()  # arrays stay valid for those who have them
+        self._memory.file.close()  # arrays that are still in use stay valid
 
 
 class _Memory:
-    """Memory that a file descriptor stands for, so that it ends with the last process that has it."""
+    """Memory behind a file descriptor: it is freed with the last process that has it open."""
 
     def __init__(self, *shape: int) -> None:
         in_memory = hasattr(os, "memfd_create")  # on Linux

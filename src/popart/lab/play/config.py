@@ -11,13 +11,13 @@ from popart.lab.checks import check_between, check_positive, check_seed, check_w
 
 @dataclass(frozen=True)
 class _Trained:
-    """Which agent plays, and how."""
+    """Options about the agent that plays."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Folder of a run of `popart train`."""
 
     which: Literal["best", "last"] = "best"
-    """Which agent of the run: the best of its evaluations, or the last."""
+    """Agent of the run: the one with the best evaluation in training, or the last one."""
 
     epsilon: float = 0.01
     """Probability of a random action."""
@@ -33,7 +33,7 @@ class _Trained:
         check_seed(self.seed)
 
     def check_run(self) -> None:
-        """Refuse a folder that is no run before JAX is loaded, which takes seconds."""
+        """Refuse a folder that is not a run before JAX is loaded, which takes seconds."""
         from popart.lab.manifest import read_manifest
 
         read_manifest(self.run_folder)
@@ -44,15 +44,15 @@ class Evaluate(_Trained):
     """Evaluate a trained agent as in the paper: 100 episodes of at most 30 minutes, beside its scores."""
 
     episodes: int = 100
-    """Number of episodes. All are played at once, each in an environment of its own."""
+    """Number of episodes. All are played at the same time, each in its own environment."""
 
     large_rewards: float = 200.0
-    """Smallest reward that is called large, in points, for the share of points from large rewards."""
+    """Smallest reward, in points, that counts as large in the share of points from large rewards."""
 
     threads: Annotated[
         int | None, tyro.conf.arg(help_behavior_hint="(default: one per core)", metavar="INT")
     ] = None
-    """Number of threads that emulate."""
+    """Number of threads used for emulation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

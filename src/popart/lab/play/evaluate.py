@@ -23,7 +23,7 @@ BYTES_PER_EPISODE = {True: 6e6, False: 2e4}
 """Memory of an environment with its stack of observations, on Atari and in a small game."""
 
 GROUP = 10
-"""Environments that play until the last of them is done: one episode may take a hundred times as long."""
+"""Environments per player, which play until the last is done: an episode may take a hundred times as long."""
 
 
 def run(command: Evaluate) -> Path:
@@ -48,7 +48,7 @@ def run(command: Evaluate) -> Path:
                 run.write_table("rewards", reward_rows(rewards))
             run.finish()
         elif run.read_table("rewards") and run.settings["large_rewards"] != command.large_rewards:
-            run.reopen()  # the episodes are the same; only what is called large is new
+            run.reopen()  # the episodes are the same; only the limit of large rewards is new
             run.finish()
     return run.folder
 
@@ -63,12 +63,12 @@ def _play(command: Evaluate, trained: Trained, rewards: Counter[float]) -> tuple
     number, policy, players = command.episodes, None, list[Player]()
     options: dict[str, Any] = {"episode_frames": EPISODE_FRAMES} if trained.settings.is_atari else {}
     size = GROUP if trained.settings.is_atari else number
-    with progress("starting", number, "environments") as advance:
+    with progress("starting environments", number, "environments") as advance:
         for i, first in enumerate(range(0, number, size)):
             several = min(size, number - first)
             games = environments(trained.settings, several, command.threads, training=False, **options)
             network = trained.network(games)
-            policy = policy or trained.policy(network)  # at once, before a run in progress replaces it
+            policy = policy or trained.policy(network)  # early, before a run in progress replaces it
             players.append(Player(network, games, policy, command.epsilon, derived_seed(command.seed, i)))
             advance(several)
     with progress("evaluate", command.episodes, "episodes") as advance:

@@ -22,13 +22,13 @@ SCREEN = 16, 16, 496, 436
 HISTORY = 16, 468, 496, 528
 TEXT = 520, 16, 944, 136
 BARS = 628, 166, 864, 528
-"""Left, top, right and bottom."""
+"""Place of the diagram: left, top, right and bottom."""
 
 PALE, FAINT = "#707070", "#d8d8d8"
 
 
-class Step(NamedTuple):
-    """What a picture shows: the screen in colour, the score so far, Q of all actions, and the chosen one."""
+class Scene(NamedTuple):
+    """The content of a picture: the screen in colour, the score so far, Q of all actions, the chosen one."""
 
     screen: np.ndarray
     score: float
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class View:
-    """Draws steps one by one. The scale of the bars only grows, so that they can be compared."""
+    """Draws scenes one by one. The scale of the bars only grows, so that they can be compared."""
 
     def __init__(self, title: str, about: str, normalisation: str, unit: str, actions: Sequence[str]) -> None:
         self.names = [re.sub(r"(?<=[A-Z])(?=LEFT|RIGHT|FIRE)", " ", name).lower() for name in actions]
@@ -56,20 +56,20 @@ class View:
         seconds = (HISTORY[2] - HISTORY[0]) // RATE
         draw.text((HISTORY[0], HISTORY[1] - 10), f"max Q, last {seconds} s", PALE, font(), "ls")
 
-    def draw(self, step: Step) -> Image.Image:
+    def draw(self, scene: Scene) -> Image.Image:
         """Draw the next picture."""
         picture = self.sheet.copy()
         draw = ImageDraw.Draw(picture)
         left, top, right, bottom = SCREEN
-        screen = Image.fromarray(step.screen).resize((right - left, bottom - top), Image.Resampling.NEAREST)
+        screen = Image.fromarray(scene.screen).resize((right - left, bottom - top), Image.Resampling.NEAREST)
         picture.paste(screen, (left, top))
         left, top, right, _ = TEXT
         seconds = self.steps // RATE
-        draw.text((left, top + 56), f"score {number(step.score, 0)}", INK, font(20, "-Bold"), "lt")
+        draw.text((left, top + 56), f"score {number(scene.score, 0)}", INK, font(20, "-Bold"), "lt")
         draw.text((right, top + 56), f"{seconds // 60}:{seconds % 60:02}", INK, font(20), "rt")
-        values = step.values.tolist()
+        values = scene.values.tolist()
         self.range = Range(min(self.range.low, *values), max(self.range.high, *values))
-        self._draw_bars(draw, values, step.action)
+        self._draw_bars(draw, values, scene.action)
         self.history.append(max(values))
         self._draw_history(draw)
         self.steps += 1

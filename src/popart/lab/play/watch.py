@@ -21,7 +21,7 @@ from popart.lab.envs.timestep import Scores
 from popart.lab.files import temporary_file, writer
 from popart.lab.machine import use_device
 from popart.lab.play.config import Watch
-from popart.lab.play.view import RATE, SIZE, Step, View, number
+from popart.lab.play.view import RATE, SIZE, Scene, View, number
 from popart.lab.progress import progress
 from popart.lab.train.config import Member
 from popart.lab.train.episodes import Player
@@ -78,8 +78,8 @@ def playing(trained: Trained, command: Watch) -> Iterator[Iterator[tuple[Image, 
         network = trained.network(games)
         policy = trained.policy(network)
         player = Player(network, games, policy, command.epsilon, command.seed)
-        view, steps = _view(trained, policy, games.names), episode(player, screens, trained.settings.agent)
-        yield ((view.draw(step), f"score {number(step.score, 0)}") for step in steps)
+        view, scenes = _view(trained, policy, games.names), episode(player, screens, trained.settings.agent)
+        yield ((view.draw(scene), f"score {number(scene.score, 0)}") for scene in scenes)
 
 
 def side_by_side(agents: Sequence[Iterator[tuple[Image, str]]]) -> Iterator[tuple[Image, str]]:
@@ -96,7 +96,7 @@ def side_by_side(agents: Sequence[Iterator[tuple[Image, str]]]) -> Iterator[tupl
         shown = [new or old for new, old in zip(later, shown, strict=True)]
 
 
-def episode(player: Player, screens: Atari, config: AgentConfig) -> Iterator[Step]:
+def episode(player: Player, screens: Atari, config: AgentConfig) -> Iterator[Scene]:
     """Play the first episode. `screens` is the same game in colour: it gets the same actions."""
     screens.reset(player.seed)
     score, last = Scores(1), False
@@ -110,7 +110,7 @@ def episode(player: Player, screens: Atari, config: AgentConfig) -> Iterator[Ste
         values, action = player.values(config)[0], None if last else int(player.action[0])
         if not np.isfinite(values).all():
             raise LabError(f"the agent's values are {values}: it diverged in training; give another run")
-        yield Step(shown.observation[0], score.now[0], values, action)
+        yield Scene(shown.observation[0], score.now[0], values, action)
 
 
 def _view(trained: Trained, policy: Policy, actions: list[str]) -> View:

@@ -25,13 +25,13 @@ from popart.lab.tables import print_table, short
 MARK = '<meta name="generator" content="popart report">'
 
 MOST_ROWS = 1000
-"""Rows of a table on the page; the others are in its file."""
+"""Largest number of rows of a table on the page; its file has all."""
 
 MOST_CHARACTERS = 300
-"""Characters of a cell on the page."""
+"""Largest number of characters of a cell on the page."""
 
 MOST_SVG, MOST_PNG = 2**18, 2**22
-"""Bytes of figures. A larger SVG has more points than a screen shows, and its PNG is taken."""
+"""Largest figures, in bytes. A larger SVG has more points than a screen shows; its PNG is used instead."""
 
 
 def write(folders: Sequence[Path], out: Path) -> Path:
@@ -66,7 +66,7 @@ def _check_out(out: Path) -> None:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """Return the runs in these folders and one level below, with their evaluations."""
+    """Return the runs in these folders and one level below, with their evaluations, each once."""
     found: list[Path] = []
     for folder in folders:
         try:
@@ -77,8 +77,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
         runs = [path for path in here if os.path.lexists(path / MANIFEST)]
         if not runs:
             raise LabError(f"{folder} contains no run (no {MANIFEST}); create runs with: popart reproduce")
-        found += [path for path in runs if path not in found]
-    return found
+        found += runs
+    return list(dict.fromkeys(found))
 
 
 def _read(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -177,7 +177,7 @@ def _content(folder: Path, shown: Mapping[str, str]) -> dict[str, Any]:
 
 
 def image(folder: Path, name: str) -> str:
-    """Return a figure as the address of an image, in which nothing is executed or loaded."""
+    """Return a figure as a data URL: an image executes and loads nothing."""
     svg, png = folder / f"{name}.svg", folder / f"{name}.png"
     _check_there(folder, svg)
     if svg.is_file() and svg.stat().st_size > MOST_SVG and png.is_file():

@@ -1,4 +1,4 @@
-"""The tracker of checkpoints: everything that the rest of a run depends on, for each member."""
+"""The tracker of checkpoints, which save the complete state of each member."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ class CheckpointTracker:
     its own checkpoint.
 
     Args:
-        runs: of the members.
-        loop: whose arrays and notes are saved.
+        runs: the run folder of each member.
+        loop: the training loop, whose arrays and notes are saved.
         parts: other parts of a checkpoint, by name.
         every: seconds between two checkpoints of a member.
     """
@@ -32,7 +32,7 @@ class CheckpointTracker:
         self._stores = [Checkpoints(run.folder / "checkpoints" / "last") for run in runs]
         self._loop, self._parts, self._every = loop, {**parts, "loop": loop}, every
         self._due = time.monotonic() + every * (np.arange(len(runs)) + 1) / len(runs)
-        """When each member is to be saved next."""
+        """Time of the next checkpoint of each member."""
 
         self._saved = np.zeros(len(runs), np.int64)
         """Turns of each member at its last checkpoint."""
@@ -41,7 +41,7 @@ class CheckpointTracker:
         self._writing: list[Future[None]] = []
 
     def start(self, resumed: Sequence[int]) -> list[int]:
-        """Load the checkpoints there are; return the frames of each member."""
+        """Load the checkpoints of members that have one; return the frames of each member."""
         saved = [self._load(member, store) for member, store in enumerate(self._stores)]
         self._loop.start(saved, resumed)
         return self._loop.counts.frames.tolist()

@@ -36,10 +36,10 @@ from popart.lab.dqn.config import (
 from popart.lab.envs.games import ATARI, SMALL, check_game, is_atari
 
 ENVIRONMENTS = 1024
-"""Environments of all games together, by default, but at most 512 of each."""
+"""Default number of environments of all games together; each game has at most 512."""
 
 FEW = 8
-"""Environments of a game in a group, at least, by default: with fewer, handing over takes too long."""
+"""Least default number of environments of a game in a group: with fewer, each hand-over costs too much."""
 
 
 def _default(kind: str, text: str) -> Any:
@@ -48,24 +48,24 @@ def _default(kind: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """How games are played."""
+    """Options of the environments."""
 
     num_envs: Annotated[
         int | None, _default("INT", "512; fewer for several games, 24 for all; 8 for a small game")
     ] = None
-    """Environments of each member that play at the same time. 1 follows the paper's sequence step by step."""
+    """Number of environments of each member that play at the same time. 1 is the paper's order of steps."""
 
     groups: Annotated[int | None, _default("INT", "up to 4 of at least 8; 1 for a small game")] = None
-    """Groups of Atari's environments. While one waits for its actions, the others play."""
+    """Number of groups of Atari environments. While one group waits for its actions, the others play."""
 
     sticky: float = 0.0
-    """Probability that an emulator repeats the last action instead; 0.25 is the modern protocol."""
+    """Probability of a sticky action: the emulator repeats the last action instead. 0.25 is usual today."""
 
     undo_overflow: bool = False
-    """Correct the reward when a score overflows its digits."""
+    """Correct the reward when a score overflows, such as from 999,900 to 50."""
 
     reward_scale: float = 1.0
-    """Factor of the rewards that the agent sees. Scores are not changed."""
+    """Factor by which the rewards that the agent sees are multiplied. Scores are not changed."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class AgentOptions:
     """Learning rate α of the network."""
 
     initial_weights: Literal["dqn", "he"] = "dqn"
-    """Initialisation of the network: DQN's, or that of He et al., which learns sooner."""
+    """Initialisation of the network: that of DQN, or that of He et al., with which it learns sooner."""
 
     beta: Annotated[float | None, _default("FLOAT", "1e-4; 1e-3 for a small game")] = None
     """Step size β of Pop-Art's statistics."""
@@ -96,40 +96,40 @@ class AgentOptions:
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """When to explore and to learn, in agent steps."""
+    """Replay buffer, exploration and copies, in agent steps of all environments of a member together."""
 
     replay_size: Annotated[int | None, _default("INT", "1,000,000; 50,000 for a small game")] = None
     """Observations in the replay buffer of each member. A million takes 7.1 GB on Atari."""
 
     warm_up: Annotated[int | None, _default("INT", "50,000; 1000 for a small game")] = None
-    """Steps with random actions before the first update."""
+    """Agent steps with random actions before the first update."""
 
     exploration: Annotated[int | None, _default("INT", "1,000,000; 10,000 for a small game")] = None
-    """Steps in which ε falls from 1 to its final value."""
+    """Agent steps, after the warm-up, in which ε falls from 1 to its final value."""
 
     epsilon: Annotated[float | None, _default("FLOAT", "0.01; 0.05 for a small game")] = None
     """Final probability of a random action."""
 
     copy_every: Annotated[int | None, _default("INT", "30,000; 400 for a small game")] = None
-    """Steps between two copies of the network to the target network."""
+    """Agent steps between two copies of the network to the target network."""
 
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What is written, and how often."""
+    """Evaluations, logs and checkpoints."""
 
     evaluate_every: Annotated[int | None, _default("INT", "10,000,000; 10,000 for a small game")] = None
-    """Frames between two evaluations; the best agent is saved. 0 disables them."""
+    """Game frames between two evaluations; the best agent is saved. 0 disables them."""
 
     log_every: Annotated[int | None, _default("INT", "20,000; 1000 for a small game")] = None
-    """Frames between two rows of metrics.csv."""
+    """Game frames between two rows of metrics.csv."""
 
     checkpoint_every: float = 300.0
     """Seconds between two checkpoints."""
 
     stop_diverged: bool = True
-    """Stop a member whose loss, gradient, σ or μ is no longer a usable number. Its run is marked as diverged
-    either way."""
+    """Stop a member whose loss, gradient, σ or μ is no longer finite. The run is marked as diverged in any
+    case."""
 
     save_replay: bool = True
     """Save the replay buffer in checkpoints. Without it, a resumed run refills the buffer first."""
@@ -140,10 +140,10 @@ class RecordOptions:
 class Train:
     """Train agents on Atari games or small games.
 
-    Each game, agent and seed is a member with its own run folder. Members that differ only in game and seed
-    train together, as one program (a fleet). Defaults are the paper's (docs/explanation/atari.md has each
-    with its source); small games have their own. Ctrl-C saves, and the same command resumes. More --frames
-    continue a finished run.
+    Each combination of game, agent and seed is a member with its own run folder. Members that differ only in
+    game and seed train together, as one program (a fleet). Defaults are the paper's (with sources in
+    docs/explanation/atari.md); small games have their own. Ctrl-C saves, and the same command resumes. Give
+    more --frames to continue a finished run.
     """
 
     game: tuple[str, ...] = ("pong",)
@@ -172,7 +172,7 @@ class Train:
     """Device that computes; auto: a GPU if there is one."""
 
     out: Annotated[Path | None, _default("PATH", "runs/GAME-AGENT-SEED")] = None
-    """Run folder. Of several members: the folder that holds the run folders."""
+    """Run folder; with several members, the folder that holds their run folders."""
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -314,14 +314,14 @@ class Member:
 
     @property
     def program(self) -> tuple[Any, ...]:
-        """What members must have in common to share a program and a turn."""
+        """The settings that members must have in common to share a program and a turn."""
         screen = None if self.is_atari else SMALL[self.game].name
         shape = self.num_envs, self.groups, self.replay_size, self.reward_scale, self.dtype, self.save_replay
         return self.agent, self.schedule, *shape, self.sticky, self.undo_overflow, screen
 
 
 def default_groups(game: str, num_envs: int) -> int:
-    """Return how many groups take turns: four hide what a GPU takes, if they are not too small."""
+    """Return the default number of groups: four hide the time of the GPU, if they are not too small."""
     allowed = (4, 3, 2) if is_atari(game) else ()
     return next((n for n in allowed if num_envs % n == 0 and num_envs // n >= FEW), 1)
 

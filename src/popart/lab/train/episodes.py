@@ -37,7 +37,7 @@ class Player:
         games.reset(self.seed)
 
     def step(self) -> TimeStep:
-        """Return what the environments show now, and act upon it."""
+        """Return the current time step of the environments, and act on it."""
         seen = self.environments.receive()
         self.memory, self.key, action = _observe(
             self.network,
@@ -62,7 +62,7 @@ class Player:
 class FirstEpisodes:
     """Scores of the first episode in each of a player's environments.
 
-    The first ones, because short episodes are too many among those that end within some time.
+    Only the first episodes count, because among all that end within a given time short ones are too frequent.
     """
 
     def __init__(self, player: Player, rewards: Counter[float] | None = None) -> None:

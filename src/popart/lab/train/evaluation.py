@@ -1,4 +1,4 @@
-"""The tracker of evaluations: some episodes now and then, and the best agent is saved."""
+"""The tracker of evaluations: it plays episodes at regular intervals, and saves the best agent."""
 
 from collections.abc import Sequence
 from threading import Event
@@ -21,7 +21,7 @@ from popart.lab.train.tracker import crossed
 
 NAME = "evaluations"
 EPISODES, EPISODE_FRAMES, EPSILON = 32, 27_000, 0.01
-"""Episodes of an evaluation, the longest of them in frames, and the probability of a random action."""
+"""Episodes of an evaluation, frames of the longest episode, and the probability of a random action."""
 
 
 class EvaluationTracker:
@@ -40,7 +40,7 @@ class EvaluationTracker:
                 self._evaluate(member, frames)
 
     def _evaluate(self, member: int, frames: int) -> None:
-        """Play some episodes, and save the agent if it is the best so far; nothing if it is interrupted."""
+        """Play some episodes, and save the agent if it is the best so far; do nothing if interrupted."""
         settings, policy = self._members[member], self._fleet.policy(member)
         seed = derived_seed(settings.seed, frames)
         score = evaluate(settings, self._fleet.networks[member], policy, seed, self._stop)

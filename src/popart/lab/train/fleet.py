@@ -30,7 +30,7 @@ CONCURRENT = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 
 
 class Acting(NamedTuple):
-    """What choosing actions depends on, besides the network: a PRNG key and the steps so far."""
+    """The state of choosing actions, besides the network: a PRNG key and the steps so far."""
 
     key: jax.Array
     steps: jax.Array
@@ -40,10 +40,10 @@ class Fleet:
     """The state of all members' agents on the device.
 
     Args:
-        members: which share a program.
+        members: the members, which share a program.
         actions: number of actions of each member's game.
         spec: format of observations.
-        size: environments per member and group.
+        size: number of environments per member and group.
     """
 
     def __init__(self, members: Sequence[Member], actions: Sequence[int], spec: Spec, size: int) -> None:
@@ -84,7 +84,7 @@ class Fleet:
         self.memory = _interrupt(self.memory, member)
 
     def observe(self, group: int, seen: TimeStep) -> jax.Array:
-        """Store what a group of environments shows, and choose actions, `(members, size)`."""
+        """Store the time step of a group of environments, and choose actions, `(members, size)`."""
         first = jnp.int32(group * self.size)
         results = np.stack((seen.reward, seen.terminal, seen.first, seen.last), 1, dtype=np.float32)
         self.memory, self.acting, action = self._observe(
@@ -109,7 +109,7 @@ class Fleet:
         state = {"agent": self.learner, "playing": (*keys, self.acting.steps)}
         if self.members[member].save_replay:
             state["memory"] = self.memory
-        if len(self.members) == 1:  # for which the device may have no memory twice
+        if len(self.members) == 1:  # the device may have no memory for a second copy
             return jax.tree.map(lambda x: np.array(x)[0], state)
         return _lane(state, member)
 

@@ -18,7 +18,7 @@ def suite(members: Sequence[Member]) -> Suite:
         return SmallSuite(SMALL[one.game].name, len(games), one.num_envs)
     from popart.lab.envs.workers import AtariSuite
 
-    with progress("starting", len(games) * one.num_envs, "environments") as advance:
+    with progress("starting environments", len(games) * one.num_envs, "environments") as advance:
         options = {"sticky": one.sticky, "undo_overflow": one.undo_overflow}
         return AtariSuite(games, one.groups, one.num_envs // one.groups, one.threads, advance, **options)
 

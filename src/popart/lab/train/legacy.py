@@ -13,7 +13,7 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised as exc
 logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 READABLE = (1, 2)
-"""The first release wrote 1; its policies can be read."""
+"""Formats that can be read. The first release wrote format 1, of which only policies can be read."""
 
 
 def read_notes(path: Path) -> dict[str, Any]:

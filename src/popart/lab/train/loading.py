@@ -21,7 +21,7 @@ from popart.lab.train.storage import DAMAGE, Checkpoint, Checkpoints, ReplacedEr
 Which = Literal["best", "last"]
 
 TRIES = 20
-"""A run in progress may replace its checkpoint while it is read; then the next one is read."""
+"""Number of attempts to read a checkpoint: a run in progress may replace it meanwhile."""
 
 
 class Trained(NamedTuple):

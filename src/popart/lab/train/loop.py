@@ -31,16 +31,16 @@ class Counts:
     updates: np.ndarray
     episodes: np.ndarray
     stored: np.ndarray
-    """Steps since the replay buffer was empty."""
+    """Agent steps since the replay buffer was empty."""
 
     owed: np.ndarray
-    """Steps since the last update."""
+    """Agent steps since the last update."""
 
     overflows: np.ndarray
     """Score overflows."""
 
     seconds: np.ndarray
-    """Time in the loop, without that of trackers."""
+    """Seconds in the loop, without the time of trackers."""
 
     @classmethod
     def zeros(cls, members: int) -> "Counts":
@@ -59,7 +59,7 @@ class Turn(NamedTuple):
     """Member and score of each episode that ended."""
 
     metrics: list[tuple[np.ndarray, jax.Array]]
-    """Of each learning call: who learned, and metrics (members, fields, updates) on the device."""
+    """For each learning call: members that learned, and metrics (members, fields, updates) on the device."""
 
     failures: dict[int, str]
     """Members that were stopped, with the reason."""
@@ -113,7 +113,7 @@ class Loop:
         self.failures.setdefault(member, reason)
 
     def _step(self, group: int, active: np.ndarray, sender: ThreadPoolExecutor) -> None:
-        """A group shows what it sees and gets its actions; the members that are due learn."""
+        """Receive the time step of a group and choose its actions; then train the members that are due."""
         self.wait_sent(group)
         observation, *results = self.suite.receive(group)
         for member, reason in self.suite.failures.items():
@@ -153,7 +153,7 @@ class Loop:
             self._sending.pop(group).result()
 
     def notes(self, member: int) -> dict[str, Any]:
-        """Return what a checkpoint has of the loop besides arrays, as JSON."""
+        """Return the state of the loop besides arrays, as JSON for a checkpoint."""
         counts = {name: value[member].item() for name, value in asdict(self.counts).items()}
         return {"counts": counts, "scores": [each.now[member].tolist() for each in self._scores]}
 
@@ -191,7 +191,7 @@ class Loop:
                 self.fleet.interrupt(m)
 
     def restore(self, member: int, notes: dict[str, Any]) -> None:
-        """Restore what `notes` returned."""
+        """Restore the state that `notes` returned."""
         for name, value in notes["counts"].items():
             getattr(self.counts, name)[member] = value
         if not self.members[member].save_replay:

@@ -22,13 +22,13 @@ TIMES = ("seconds", "frames_per_second", "updates_per_second")
 """Columns that differ between runs that are otherwise the same."""
 
 RECENT = 100
-"""Episodes whose mean is `score_100`."""
+"""Number of episodes whose mean score is `score_100`."""
 
 
 class MetricsTracker:
     """Writes a row for each member whenever it has played `log_every` frames, and one at its end.
 
-    A member whose loss, gradient, σ or μ is no longer a usable number is marked as diverged, and stopped.
+    A member whose loss, gradient, σ or μ is no longer finite is marked as diverged, and stopped.
     """
 
     def __init__(self, members: Sequence[Member], runs: Sequence[Run]) -> None:
@@ -100,7 +100,7 @@ class MetricsTracker:
 
 
 class Record:
-    """What happened to one member since its last row."""
+    """Episodes and updates of one member since its last row."""
 
     def __init__(self) -> None:
         self.scores: list[float] = []
@@ -148,7 +148,7 @@ class Record:
 
 
 def diverged(summary: Mapping[str, float | None]) -> str:
-    """Say which metrics are no longer usable numbers; an empty text if all are."""
+    """Name the metrics that are no longer finite; an empty text if all are."""
     wrong = {name: x for name, x in summary.items() if x is not None and not np.isfinite(x)}
     names = {"gradient_norm": "gradient norm", "scale": "σ", "shift": "μ"}
     shown = [name for name in ("loss", *names) if name in wrong] or list(wrong)

@@ -17,7 +17,7 @@ from popart.lab.progress import quantity
 from popart.lab.train.config import Member
 
 AGENT_BYTES = 180e6
-"""Bytes of an agent on Atari besides its replay buffer: parameters four times, and what an update needs."""
+"""Bytes of an agent on Atari besides its replay buffer: four copies of the parameters, and updates."""
 
 FRAMES_PER_CORE = 3900
 """Frames per second that a core emulates, measured over 57 games."""
@@ -31,7 +31,7 @@ SMALL_FRAMES_PER_SECOND = 2000
 
 @dataclass(frozen=True)
 class Room:
-    """Free bytes: where arrays are, its name, and in the machine's memory."""
+    """Free memory: bytes where arrays are, the name of that memory, and bytes of the machine's memory."""
 
     arrays: int
     name: str
@@ -68,13 +68,13 @@ def fleets(members: Sequence[Member], room: Room, at_once: int = 1) -> list[list
 
 
 def capacity(member: Member, room: Room) -> int:
-    """Return how many such members fit into memory."""
+    """Return the number of members like this one that fit into memory."""
     each = member_bytes(member)
     return (room.arrays - RESERVE - _copies(member, room) * each) // each
 
 
 def _copies(member: Member, room: Room) -> int:
-    """Return how many replay buffers are copied where arrays are, while one is saved."""
+    """Return the number of copies of a replay buffer where arrays are, while a checkpoint is saved."""
     return int(member.save_replay and not room.on_gpu)
 
 
@@ -119,7 +119,7 @@ def expected_rate(fleet: Sequence[Member], room: Room, machine_cores: int | None
 
 
 def announce_one(member: Member, room: Room) -> None:
-    """Say how long a single run will take, if that is long and it is not finished."""
+    """Announce the time of a single run, if it is long and the run is not finished."""
     announce(member.frames / expected_rate([member], room), member_bytes(member))
 
 
@@ -148,7 +148,7 @@ def show(planned: Sequence[Sequence[Member]], room: Room) -> None:
 
 
 def _advise(planned: Sequence[Sequence[Member]], room: Room, console: Console) -> None:
-    """Say which replay size would make one fleet of members that memory separates."""
+    """Name the replay size with which members would fit into one fleet instead of several."""
     by_program = {
         fleet[0].program: [f for f in planned if f[0].program == fleet[0].program] for fleet in planned
     }

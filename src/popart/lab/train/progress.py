@@ -20,7 +20,7 @@ RECENT = 100
 
 
 class ProgressTracker:
-    """Shows how far a fleet is. `advance` is of `popart.lab.progress.progress`, in frames."""
+    """Shows the progress of a fleet. `advance` comes from `popart.lab.progress.progress`, in frames."""
 
     def __init__(self, members: Sequence[Member], advance: Advance) -> None:
         self._members, self._advance = members, advance
@@ -46,7 +46,7 @@ class ProgressTracker:
         self._shown_at, self._frames, self._updates = now, frames, updates
 
     def _look(self) -> None:
-        """Take metrics that are surely computed by now."""
+        """Read metrics that have certainly been computed by now."""
         for learned, metrics in self._metrics[:-3]:
             values = np.asarray(metrics)[:, :, -1]
             for member in np.flatnonzero(learned):

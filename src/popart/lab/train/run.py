@@ -81,12 +81,12 @@ def train(
 
 
 def _check_frames(member: Member) -> None:
-    """Refuse to resume a run with fewer frames than it has."""
+    """Refuse to resume a run with fewer frames than it already has."""
     if not os.path.lexists(member.out / MANIFEST) or read_manifest(member.out)["finished"]:
         return
     frames = 0
     for checkpoint in Checkpoints(member.out / "checkpoints" / "last").all():
-        with suppress(*DAMAGE):  # which is named when the run is resumed
+        with suppress(*DAMAGE):  # reported when the run is resumed
             frames = max(frames, checkpoint.notes()["frames"])
     if member.frames < frames:
         raise LabError(
@@ -108,12 +108,12 @@ def _train(
     with training(members, runs, stop) as (loop, checkpoints, trackers), ExitStack() as saving:
         total, done = sum(m.frames for m in members), int(loop.counts.frames.sum())
         with progress(name, total, "frames", done) as advance, closing(loop.turns()) as turns:
-            told = FailureTracker(members, failed)
+            reporter = FailureTracker(members, failed)
             shown = ProgressTracker(members, advance)
             for i, turn in enumerate(turns):
-                if i == 1:  # before, there is nothing to save
+                if i == 1:  # before the first turn there is nothing to save
                     saving.enter_context(stopping(stop))
-                for tracker in (*trackers, told, shown):
+                for tracker in (*trackers, reporter, shown):
                     tracker.step(turn)
                 if stop.is_set():
                     checkpoints.save(turn)

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: each is one file, which is complete and verified before it has its name.
+"""Checkpoints on disk: each is one file, which is renamed to its final name when it is complete and verified.
 
 A checkpoint is a ZIP file of arrays (NPY) and of notes (JSON), such as `checkpoints/last/1234.npz`. Every
 part has a checksum, which is verified when it was written and whenever it is read. The checkpoint before the
@@ -27,10 +27,10 @@ from popart.lab.files import printable, temporary_file
 from popart.lab.schemas import AnyNotes, check
 
 FORMAT = 3
-"""Of the whole checkpoint. 1 and 2 are folders of Orbax, without checksums."""
+"""Format of the whole checkpoint. 1 and 2 are folders of Orbax, without checksums."""
 
 LARGE = 2**30
-"""Bytes of a checkpoint of which only the newest is kept."""
+"""Size in bytes above which only the newest checkpoint is kept."""
 
 NOTES = "notes.json"
 MOST_NOTES = 2**26
@@ -50,7 +50,7 @@ DAMAGE = (
     MemoryError,
     LabError,
 )
-"""What reading a damaged checkpoint can raise."""
+"""Exceptions that reading a damaged checkpoint can raise."""
 
 
 class ReplacedError(LabError):
@@ -194,7 +194,7 @@ class Checkpoints:
 
 
 class Content(NamedTuple):
-    """What was loaded of a checkpoint: its notes, and arrays by the names of parts."""
+    """The loaded content of a checkpoint: its notes, and arrays by the names of parts."""
 
     checkpoint: Checkpoint
     notes: dict[str, Any]
@@ -202,7 +202,7 @@ class Content(NamedTuple):
 
 
 def _step(name: str) -> int:
-    """Return the step in the name of a checkpoint, -1 if it is none."""
+    """Return the step in the name of a checkpoint, -1 if it is not the name of one."""
     stem = name.removesuffix(".npz")
     return int(stem) if stem.isascii() and stem.isdigit() and len(stem) < 19 else -1
 
@@ -243,7 +243,7 @@ def _content(file: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def _read_array(file: zipfile.ZipFile, name: str, like: Any) -> np.ndarray:
-    """Read an array and compare its checksum; its shape and type are compared before memory is taken."""
+    """Read an array and compare its checksum; its shape and type are compared before memory is allocated."""
     shape, dtype = tuple(like.shape), np.dtype(like.dtype)
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     with file.open(name) as part:

@@ -1,4 +1,4 @@
-"""What consumes the turns of a training loop. Trackers do not know each other."""
+"""Trackers consume the turns of a training loop. They do not know each other."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from popart.lab.train.loop import Turn
 
 
 class Tracker(Protocol):
-    """Looks at each turn. Of a failed member it records nothing more."""
+    """Looks at each turn. Nothing more is recorded about a failed member."""
 
     def step(self, turn: Turn) -> None: ...
 

@@ -22,7 +22,7 @@ STATUS: dict[int, Status] = {0: "finished", 2: "failed"}
 
 @dataclass
 class _Slot:
-    """Where one fleet at a time trains."""
+    """The cores and the GPU of one worker, on which one fleet at a time trains."""
 
     cores: set[int]
     gpu: str | None
@@ -31,7 +31,7 @@ class _Slot:
 
 
 class Here:
-    """Starts a process for each fleet, as many at a time as there are workers."""
+    """An engine that starts a process for each fleet, as many at a time as there are workers."""
 
     def __init__(self, campaign: Folder, command: Start) -> None:
         self._path, self._tries = campaign.path, command.tries

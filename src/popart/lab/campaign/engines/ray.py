@@ -1,8 +1,8 @@
 """Fleets as tasks of an existing Ray cluster.
 
 Ray retries a task whose process or node dies, on any node; it resumes from the run folders, which all nodes
-share. Functions that Ray sends to nodes are defined in functions, and thus sent as a whole: a node with
-another version of popart can say so, even if that has no campaigns.
+share. Functions for nodes are defined inside of other functions, so that Ray sends their code and not only
+their names: a node with another version of popart can report it, even if that version has no campaigns.
 """
 
 import logging
@@ -21,7 +21,7 @@ PATIENCE = 300.0
 """Seconds in which interrupted tasks may save."""
 
 UNEXPLAINED = 10.0
-"""Seconds after which a driver says that no node has what its fleets need."""
+"""Seconds after which a driver says that no node has the resources of its fleets."""
 
 PROBED = 120.0
 """Seconds in which a node must say which versions it has."""
@@ -39,7 +39,7 @@ class RayEngine:
         self._task = self._ray.remote(
             num_cpus=cores,
             num_gpus=gpus,
-            max_retries=-1,  # of lost processes and nodes; what fails by itself is a result
+            max_retries=-1,  # for lost processes and nodes; a failure of the task itself is a result
             max_calls=1,  # a process for each fleet: its memory is free afterwards
         )(_task())
         self._fleets: dict[Any, int] = {}
@@ -55,7 +55,7 @@ class RayEngine:
         return [node for node, answer in asked.items() if self._check(node, answer, campaign)]
 
     def _check(self, node: str, answer: Any, campaign: Folder) -> bool:
-        """Return whether a node lives; refuse it if its versions differ or it does not see the campaign."""
+        """Return whether a node is alive; refuse it if versions differ or it does not see the campaign."""
         found = next(each for each in self._ray.nodes() if each["NodeID"] == node)
         name = f"the node {found['NodeManagerHostname']} ({found['NodeManagerAddress']}, {node[:8]})"
         try:
@@ -80,7 +80,7 @@ class RayEngine:
         return NodeAffinitySchedulingStrategy(node, soft=soft)
 
     def room(self) -> bool:
-        """Return True: Ray has a queue of its own, from which it also knows what to scale to."""
+        """Return True: Ray has a queue of its own, which it also uses for autoscaling."""
         return True
 
     def submit(self, fleet: int, avoid: str | None) -> None:
@@ -92,7 +92,7 @@ class RayEngine:
         self._fleets[task.remote(str(self._path), fleet, self._tries)] = fleet
 
     def _alive(self, needs: Mapping[str, int] | None = None) -> list[str]:
-        """Return the nodes that live and, busy or not, have the resources that a task needs."""
+        """Return the nodes that are alive and, busy or not, have the resources that a task needs."""
         return [node["NodeID"] for node in self._ray.nodes() if node["Alive"] and _has(node, needs or {})]
 
     def wait(self, seconds: float) -> Iterable[tuple[int, Result]]:
@@ -120,7 +120,7 @@ class RayEngine:
 
 
 class Absence:
-    """Says once, after some seconds, that no node has what a task needs. A cluster may still get one."""
+    """Says once, after some seconds, that no node has the resources of a task. One may still join."""
 
     def __init__(self, needs: Mapping[str, int]) -> None:
         self._needs, self._since, self._told = needs, time.monotonic(), False

@@ -30,11 +30,11 @@ class Report:
             metavar="INT",
         ),
     ] = None
-    """Frames after which runs are compared; longer runs are read up to there."""
+    """Number of frames after which runs are compared; longer runs are read up to this number."""
 
     score: Literal["auto", "evaluate", "best", "training"] = "auto"
-    """Which score: evaluate, of `popart evaluate`; best, the best evaluation in training; training, the last
-    100 episodes of training; auto, the first of these that all runs have."""
+    """Kind of score. evaluate: result of `popart evaluate`; best: best evaluation in training; training: last
+    100 episodes of training; auto: the first of these that all runs have."""
 
     large_rewards: float = 200.0
     """Smallest reward that is called large, in points, for the share of points from large rewards."""

@@ -12,7 +12,7 @@ from popart.lab.figures import AGENT_COLOURS, ART, INK, POPART, letter, styled, 
 from popart.lab.intervals import over_runs
 
 NAMED = 12
-"""Games that the figure of agreement names, at most."""
+"""Largest number of games that the figure of agreement names."""
 
 LINEAR = 10
 """Percent up to which the axes of differences are linear."""

@@ -41,7 +41,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run folder has."""
+    """The content of a run folder."""
 
     folder: Path
     member: Member
@@ -56,7 +56,7 @@ class Trained:
         return int(self.metrics[-1]["frames"]) if self.metrics else 0
 
     def until(self, frames: int) -> list[Row]:
-        """Return the rows of metrics up to the first one that has as many frames."""
+        """Return the rows of metrics up to the first one with this number of frames."""
         earlier = sum(int(row["frames"]) < frames for row in self.metrics)
         return list(self.metrics[: earlier + 1])
 
@@ -67,7 +67,7 @@ class Trained:
         return max(found, key=lambda each: each[1]) if found else None
 
     def evaluation(self, frames: int, protocol: tuple[str, int, float] | None) -> Evaluation | None:
-        """Return the evaluation of the agent that this run has after so many frames."""
+        """Return the evaluation of the agent after this number of frames."""
         best = self.best(frames)
         trained = {"last": int(self.until(frames)[-1]["frames"]), "best": best[0] if best else None}
         return next(
@@ -76,7 +76,7 @@ class Trained:
         )
 
     def score(self, kind: str, frames: int, protocol: tuple[str, int, float] | None) -> float | None:
-        """Return the score of one kind after so many frames; None if the run has none."""
+        """Return the score of one kind after this number of frames; None if the run has none."""
         if kind == "training":
             score = self.until(frames)[-1]["score_100"]
             return float(score) if score else None

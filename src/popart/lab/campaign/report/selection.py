@@ -35,7 +35,7 @@ class Selection(NamedTuple):
 
 
 def select(runs: Sequence[Trained], frames: int | None, kind: str) -> Selection:
-    """Choose the runs to compare, and say of each other run why it is not."""
+    """Choose the runs to compare, and give for each other run the reason."""
     left_out: list[LeftOut] = []
 
     def keep(runs: Iterable[Trained], reason: Callable[[Trained], str]) -> list[Trained]:
@@ -101,8 +101,8 @@ def _differs(
     def reason(run: Trained) -> str:
         own, others = settings(run), usual[group(run)]
         names = [name for name in own if own[name] != others[name]]
-        told = ", ".join(f"{name} is {own[name]}, not {others[name]}" for name in names)
-        return f"has other settings than most: {told}" if names else ""
+        differences = ", ".join(f"{name} is {own[name]}, not {others[name]}" for name in names)
+        return f"has other settings than most: {differences}" if names else ""
 
     return reason
 

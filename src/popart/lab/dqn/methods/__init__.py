@@ -10,20 +10,20 @@ from typing import Literal
 
 from popart.jax.alternatives import Head
 from popart.lab.dqn.config import SMALL_AGENT, AgentConfig, AgentName
-from popart.lab.dqn.rewards import AsTheyAre, Rewards
+from popart.lab.dqn.rewards import Rewards, Unchanged
 
 
 @dataclass(frozen=True)
 class Method:
-    """How an agent copes with the size of its targets."""
+    """A way to handle targets of unknown size."""
 
     source: str
-    """Where the method and its settings are from."""
+    """The publication that the method and its settings are from."""
 
     head: Callable[["MethodConfig", int], Head]
     """The head, from the hyperparameters and the number of actions."""
 
-    rewards: Rewards = AsTheyAre()  # noqa: RUF009
+    rewards: Rewards = Unchanged()  # noqa: RUF009
     agent: AgentName = "unclipped"
     """`clipped` clips rewards to [-1, 1]."""
 
@@ -37,7 +37,7 @@ class MethodConfig(AgentConfig):
     method: str = "popart"
 
     reach: float = 10.0
-    """A bound of values at a reward scale of 1, for heads whose support has to be known."""
+    """Bound of the values at a reward scale of 1, for heads with a fixed support."""
 
     def head(self, actions: int) -> Head:
         return method(self.method).head(self, actions)

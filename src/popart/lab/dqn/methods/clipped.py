@@ -1,4 +1,4 @@
-"""Rewards and errors clipped to [-1, 1]. Another problem than the game's if rewards differ in size."""
+"""Rewards and errors clipped to [-1, 1]. This changes the problem if rewards differ in size."""
 
 import optax
 

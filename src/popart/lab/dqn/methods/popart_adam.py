@@ -1,4 +1,4 @@
-"""Pop-Art with the optimizer of the categorical heads, so that they can be told apart from it."""
+"""Pop-Art with the optimizer of the categorical heads, to separate the effect of the optimizer."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Double DQN with the optimizer of the categorical heads, so that they can be told apart from it."""
+"""Double DQN with the optimizer of the categorical heads, to separate its effect."""
 
 from dataclasses import replace
 

@@ -57,8 +57,8 @@ def show(
 ) -> None:
     """Show figure, table and findings of agents that all have the same games.
 
-    Games in which an agent has no gradients most of the time, for want of rewards, are left out: 0 is no
-    number of orders of magnitude away from anything. In a scoreless game no agent met a reward, and its
+    Games in which an agent has no gradients most of the time, because it gets no rewards, are left out: 0 has
+    no order of magnitude. In a scoreless game no agent met a reward, and its
     gradients are those of initial weights that decay; findings count it, and the table has both.
     """
     still = [game for game in games if any(np.median(lines[game, agent].norm) == 0 for agent in agents)]
@@ -153,8 +153,8 @@ def _figure(
     for axes, (agent, orders) in zip(panels.flat, spreads.items(), strict=True):
         colours = [GREY if game in scoreless else AGENT_COLOURS[agent] for game in games]
         _panel(axes, AGENT_COLOURS[agent], [lines[game, agent] for game in games], colours)
-        told = f"{orders.text()} orders" if len(games) > 1 else "one game"
-        letter(axes, f"{TITLES[agent]}\n{told}")
+        span = f"{orders.text()} orders" if len(games) > 1 else "one game"
+        letter(axes, f"{TITLES[agent]}\n{span}")
     panels.flat[0].set(ylabel="norm of summed gradient")
     return figure
 

@@ -29,13 +29,13 @@ def run(settings: Norms) -> Path:
 
 
 def forget_unfinished(members: Sequence[Member]) -> None:
-    """Remove fleets that were interrupted: emulators cannot be saved, and no table may depend on that.
+    """Remove interrupted fleets: emulators cannot be saved, and no table may depend on an interruption.
 
-    Only what `popart train` itself writes is removed, and nothing through a link.
+    Only files of `popart train` are removed, and nothing through a link.
     """
-    begun = [member for member in members if os.path.lexists(member.out / MANIFEST)]
-    unfinished = {member.program for member in begun if not read_manifest(member.out)["finished"]}
-    for folder in (member.out for member in begun if member.program in unfinished):
+    started = [member for member in members if os.path.lexists(member.out / MANIFEST)]
+    unfinished = {member.program for member in started if not read_manifest(member.out)["finished"]}
+    for folder in (member.out for member in started if member.program in unfinished):
         check_no_links(folder)
         for name in ("checkpoints", "tensorboard"):
             shutil.rmtree(folder / name, ignore_errors=True)

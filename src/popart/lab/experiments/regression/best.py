@@ -30,7 +30,7 @@ class Best(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """How much larger the area of the paper's cell is, as a fraction."""
+        """Excess of the area of the paper's cell, as a fraction of the best area."""
         return self.paper["rmse"] / self.area - 1 if self.paper and math.isfinite(self.area) else 0.0
 
 

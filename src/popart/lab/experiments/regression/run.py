@@ -17,7 +17,7 @@ from popart.lab.progress import progress
 from popart.lab.runs import Run
 
 BYTES_PER_ERROR = 24
-"""Of each sample and repetition: the error in two precisions, and a sorted copy."""
+"""Memory per sample and repetition: the error in two precisions, and a sorted copy."""
 
 UPDATES_PER_SECOND = 3e6
 """Updates of a network per second and core, measured on two cores with the default settings."""
@@ -47,7 +47,7 @@ def run(settings: Regression) -> Path:
 
 
 def _check_budget(settings: Regression) -> tuple[float, float]:
-    """Refuse what cannot fit, and return seconds and bytes: each core has the errors of a row of the grid."""
+    """Refuse settings that do not fit into memory; return seconds and bytes. A core has a row of the grid."""
     cells = sum(map(len, grid(settings)))
     bytes_each = BYTES_PER_ERROR * settings.samples * len(settings.alphas) * cores()
     check_memory("repetitions", settings.repetitions, bytes_each)

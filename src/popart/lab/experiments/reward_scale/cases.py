@@ -1,4 +1,4 @@
-"""What happens to rewards in the course of training, beside their scale."""
+"""Cases: how rewards change in the course of training, apart from their scale."""
 
 import jax
 import jax.numpy as jnp

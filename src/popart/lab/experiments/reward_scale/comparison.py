@@ -41,7 +41,7 @@ SUMMARY = """Interquartile mean over random seeds of the return, in the game's o
 bootstrap interval. A method has a second row if its best learning rate at a scale of 1 is not 0.001."""
 
 Cell = tuple[str, str, str]
-"""A game, what happens to its rewards, and a method."""
+"""A game, a case (how its rewards change) and a method."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ CASES = {
     "rare": "one reward in a hundred is 1,000 times as large",
     "constant": "in the first half of training every reward is 1",
 }
-"""What happens to rewards, beside their scale; `cases.change` does it."""
+"""Cases: how rewards change, apart from their scale (`cases.change`)."""
 
 SCALES = tuple(10.0**k for k in range(-8, 9, 4))
 
@@ -50,7 +50,7 @@ RATES = (3e-4, RATE, 3e-3, 1e-2)
 """The learning rate of all methods, and those to choose from."""
 
 TUNING_SEEDS = 3
-"""Random seeds with which the learning rate is chosen. They are others than those of the results."""
+"""Random seeds with which the learning rate is chosen; they differ from those of the results."""
 
 
 def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -76,8 +76,8 @@ class Scale:
     """Train agents on small games with rewards multiplied by very different scales.
 
     Double DQN without clipping, with clipping and with Pop-Art learns each game at each scale, always with
-    the same hyperparameters. Only with Pop-Art does it learn at all scales. Other methods that people use to
-    cope with the size of rewards are compared with --methods all.
+    the same hyperparameters. Only with Pop-Art does it learn at all scales. --methods all
+    compares other methods for rewards of unknown size, too.
     """
 
     games: tuple[str, ...] = PAPER_GAMES
@@ -93,21 +93,27 @@ class Scale:
     """Factors by which rewards are multiplied."""
 
     cases: tuple[str, ...] = ("steady",)
-    """What happens to rewards. steady: nothing; grows, shrinks: by 10⁴ in the middle of training; rare: one
-    in a hundred is 1,000 times as large; constant: all are 1 in the first half of training."""
+    """How rewards change. steady: they do not; grows, shrinks: by 10⁴ in the middle of training; rare: one in
+    a hundred is 1,000 times as large; constant: all are 1 in the first half of training."""
 
     seeds: int = 3
     """Number of random seeds for each game, method and scale."""
 
-    steps: int | None = None
-    """Environment steps of each agent. By default as many as the game needs, 20,000 to 50,000."""
+    steps: Annotated[
+        int | None,
+        tyro.conf.arg(
+            help_behavior_hint="(default: as many as the game needs, 20,000 to 50,000)", metavar="INT"
+        ),
+    ] = None
+    """Environment steps of each agent."""
 
     tuned: bool = False
     """Also train each method with the learning rate (0.0003, 0.001, 0.003 or 0.01) that is best for it at a
     scale of 1 with three other random seeds, if that is not 0.001."""
 
     quick: bool = False
-    """Other defaults: catch alone, 20,000 steps, the scales 10^-8, 1 and 10^8, and one random seed."""
+    """Take a first look, with other defaults: catch alone, 20,000 steps, the scales 10^-8, 1 and 10^8, and
+    one random seed."""
 
     seed: int = 0
     """The first random seed."""

@@ -46,7 +46,7 @@ STEPS_PER_SECOND = 30_000
 """Steps per second and core, measured on two cores with the default settings."""
 
 Cell = tuple[str, str, str]
-"""A game, what happens to its rewards, and a method."""
+"""A game, a case (how its rewards change) and a method."""
 
 Member = tuple[float, float, int]
 """A learning rate, a scale and a random seed."""
@@ -67,7 +67,7 @@ def run(settings: Scale) -> Path:
 
 
 def _check_budget(settings: Scale) -> tuple[float, float]:
-    """Refuse what cannot fit, and return seconds and bytes."""
+    """Refuse settings that do not fit into memory; return seconds and bytes."""
     longest = max(map(settings.steps_of, settings.games))
     cells = len(settings.games) * len(settings.cases) * len(settings.methods)
     together = (
@@ -121,7 +121,7 @@ def _write_returns(run: Run, settings: Scale) -> None:
 
 
 TABLES = ("tuning", "returns")
-"""What was found with seeds for tuning, and what counts; written in this order."""
+"""Tables of the tuning seeds and of the results; written in this order."""
 
 
 def _train(settings: Scale, cell: Cell) -> tuple[list[Row], list[Row]]:
@@ -166,7 +166,7 @@ def train(
 
 
 def play_randomly(game: str, steps: int, seeds: jax.Array) -> np.ndarray:
-    """Return the mean score of episodes at the end of a training that never begins to learn."""
+    """Return the mean score of episodes at the end of a training without any update."""
     return _for_each(partial(_random_program, game, steps), seeds)
 
 

@@ -58,7 +58,8 @@ class Tasks:
     """Environment steps of each game."""
 
     quick: bool = False
-    """Other defaults: catch and breakout with scales of 1 and 10^4, 8,000 steps, and one random seed."""
+    """Take a first look, with other defaults: catch and breakout with scales of 1 and 10^4, 8,000 steps, and
+    one random seed."""
 
     seed: int = 0
     """The first random seed."""

@@ -80,7 +80,7 @@ def cases_of(settings: Tasks) -> list[Case]:
 
 
 def _check_budget(settings: Tasks) -> tuple[float, float]:
-    """Refuse what cannot fit, and return seconds and bytes: a core trains one network on all games."""
+    """Refuse settings that do not fit into memory; return seconds and bytes. A core trains one network."""
     numbers = sum(math.prod(Game(GAMES[game].name).shape) + 5 for game in settings.games)
     bytes_each = settings.steps * numbers * BYTES_PER_NUMBER + BYTES_PER_AGENT
     on_cpu = jax.default_backend() == "cpu"

@@ -41,17 +41,17 @@ BETA = 0.01
 to forget."""
 
 CHOICES = {"steady": "chosen on the steady stream", "own": "chosen on the stream itself"}
-"""How learning rate and step size are chosen, always with the seeds for tuning."""
+"""Choices of learning rate and step size, always with the seeds for tuning."""
 
 WINDOWS = 100
 """Windows of a stream in which errors are averaged. Errors in the first are not counted; standardise-once and
 HL-Gauss are fitted to its targets."""
 
 TUNING = range(1000, 1003)
-"""Random seeds with which learning rates and step sizes are chosen. No result is of these."""
+"""Random seeds with which learning rates and step sizes are chosen; results have other seeds."""
 
 CAP = 100.0
-"""Larger errors of a window count as this, and so do those after a prediction that was not finite."""
+"""Largest error of a window: larger ones, and those after a prediction that is not finite, count as this."""
 
 RATES = (1e-6, 1e-5, 1e-4, *(10 ** (k / 2) for k in range(-6, 1)))
 BETAS = (0.001, BETA, 0.1, 0.3)
@@ -68,8 +68,8 @@ _Rates = Annotated[
 class Stream:
     """Regress on streams of targets whose size changes, one target after the other.
 
-    Each target is predicted before it is learned. Pop-Art and other ways to cope with the size of targets
-    have the same network, and the learning rate that is best for each on separate random seeds.
+    Each target is predicted before it is learned. All methods have the same network, and each has the
+    learning rate that is best for it on separate random seeds.
     """
 
     streams: tuple[str, ...] = tuple(STREAMS)
@@ -99,7 +99,8 @@ class Stream:
     """Number of random seeds, each with its own data and initial weights."""
 
     quick: bool = False
-    """Other defaults: 4000 samples, three random seeds, three learning rates and one step size."""
+    """Take a first look, with other defaults: 4000 samples, three random seeds, three learning rates and one
+    step size."""
 
     seed: int = 0
     """The first random seed. Seeds 1000 to 1002 are those for tuning."""

@@ -19,7 +19,7 @@ OPTIMIZERS: dict[str, Any] = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 class Errors(NamedTuple):
-    """How well streams were predicted."""
+    """Errors of the predictions of streams."""
 
     windows: Any
     """Root mean square of the error in each window, in units of the size of targets at the time."""

@@ -12,7 +12,7 @@ LAST = QUARTER // 5
 
 
 def capped(windows: np.ndarray) -> np.ndarray:
-    """Return errors of at most `CAP`, which those have, too, that are not finite."""
+    """Return errors limited to `CAP`; those that are not finite become `CAP`."""
     return np.nan_to_num(windows, nan=CAP, posinf=CAP).clip(None, CAP)
 
 
@@ -21,7 +21,7 @@ def geometric_mean(x: np.ndarray) -> float:
 
 
 def error(windows: np.ndarray) -> np.ndarray:
-    """Return the geometric mean over all windows but the first, which is where the curve is on average."""
+    """Return the geometric mean over all windows but the first: the average height of the curve."""
     return np.exp(np.log(capped(windows)[..., 1:]).mean(-1))
 
 

@@ -14,7 +14,7 @@ from popart.jax.alternatives import Categorical, Head, Linear
 
 @dataclass(frozen=True)
 class Method:
-    """How a network copes with the size of its targets."""
+    """A way to handle targets of unknown size."""
 
     head: Callable[[Any], Head]
     """The head, from the step size β."""
@@ -30,10 +30,10 @@ class Method:
 
 
 SUPPORT = HLGauss(-5, 5, 51)
-"""In standard deviations of the first targets, around their mean."""
+"""Support in standard deviations of the first targets, around their mean."""
 
 BINS = HLGauss(-4, 4, 51, Symlog())
-"""In normalised units, as in `popart scale`."""
+"""Bins in normalised units, as in `popart scale`."""
 
 METHODS: dict[str, Method] = {
     "sgd": Method(lambda beta: Linear(Fixed())),

@@ -80,7 +80,7 @@ def choose(tuned: Sequence[Row], case: Case) -> dict[str, Cell]:
 
 
 def _check_budget(settings: Stream) -> tuple[float, float]:
-    """Refuse what cannot fit, and return seconds and bytes: a core learns one block of networks at a time."""
+    """Refuse settings that do not fit into memory; return seconds and bytes. A core learns one block."""
     bytes_each = BYTES_PER_SAMPLE * (BLOCK + settings.seeds + len(TUNING)) * cores()
     check_memory("samples", settings.samples, bytes_each)
     runs = sum(len(cells(settings, m)) * len(TUNING) + 2 * settings.seeds for m in settings.methods)
