@@ -26,7 +26,7 @@ bench: $(VENV)/.dev ## compare speed and accuracy with other libraries, as ratio
 	$(VENV)/bin/python -m benchmarks.statistics
 	$(VENV)/bin/python -m benchmarks.drift
 	$(VENV)/bin/python -m benchmarks.head
-	$(VENV)/bin/python -m benchmarks.moments
+	$(VENV)/bin/python -m benchmarks.optimizer_state
 	$(VENV)/bin/python -m benchmarks.regression
 	$(VENV)/bin/python -m benchmarks.atari
 	$(VENV)/bin/python -m benchmarks.fleet

@@ -139,7 +139,7 @@ def learn(
     inner = OPTIMIZERS[optimizer][0](alpha)
     if method.clip is not None:
         inner = optax.chain(optax.clip_by_global_norm(method.clip), inner)
-    optimize = popart.jax.rescale_moments(inner, head=lambda params: params["head"])
+    optimize = popart.jax.rescale_optimizer(inner, head=lambda params: params["head"])
 
     def loss(params: Tree, x: Array, y: Array) -> Array:
         h = features(params["body"], x)

@@ -224,7 +224,7 @@ def jax_case(kind: str, mode: str, batch: int) -> Case:
     head = {"w": jax.random.normal(key, (512, ACTIONS)) / 512**0.5, "b": jnp.zeros(ACTIONS)}
     params = {"body": init_body(key), "head": head}
     adam = optax.adam(RATE)
-    optimizer = popart.jax.rescale_moments(adam, lambda p: p["head"]) if kind == "popart" else adam
+    optimizer = popart.jax.rescale_optimizer(adam, lambda p: p["head"]) if kind == "popart" else adam
     statistics, update = jax_update(kind)
     data = tuple(jnp.asarray(x) for x in replay(NETWORKS["nature"]))
 

@@ -39,7 +39,7 @@ Array = Any
 def learn(art: popart.Rule[Any], optimizer: optax.GradientTransformation, size: Array, seed: Array) -> Array:
     """Return the relative error over the last updates."""
     params, teacher = init(jax.random.key(seed))
-    optimize = popart.jax.rescale_moments(optimizer, head=lambda params: params["head"])
+    optimize = popart.jax.rescale_optimizer(optimizer, head=lambda params: params["head"])
 
     def loss(params: Any, x: Array, y: Array) -> Array:
         return 0.5 * jnp.mean((popart.jax.normalized(params["head"], features(params["body"], x)) - y) ** 2)

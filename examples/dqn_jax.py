@@ -29,7 +29,7 @@ ART = {"popart": popart.Moments(beta=1e-3), "linear": popart.Fixed()}  # Pop-Art
 Array = jax.Array
 Params = Any
 env, _ = gymnax.make("CartPole-v1")
-optimizer = popart.jax.rescale_moments(optax.adam(LEARNING_RATE), head=lambda p: p["head"])  # Pop-Art
+optimizer = popart.jax.rescale_optimizer(optax.adam(LEARNING_RATE), head=lambda p: p["head"])  # Pop-Art
 
 
 class Agent(NamedTuple):

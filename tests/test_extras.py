@@ -42,7 +42,7 @@ import jax.numpy as jnp, optax
 import popart, popart.jax
 
 art, params = popart.Moments(), {"head": {"kernel": jnp.ones((4, 1)), "bias": jnp.zeros(1)}}
-optimizer = popart.jax.rescale_moments(optax.adam(0.1), head=lambda params: params["head"])
+optimizer = popart.jax.rescale_optimizer(optax.adam(0.1), head=lambda params: params["head"])
 state = popart.jax.init(art, params["head"])
 state, head, y, change = popart.jax.step(art, state, params["head"], jnp.array([[1e6], [3e6]]))
 assert y.tolist() == [[-1.0], [1.0]]

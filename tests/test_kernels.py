@@ -30,7 +30,7 @@ def batches(steps: int = 120) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]
         yield y
 
 
-def on_device(art: popart.Moments, state: Any, units: Any, y: torch.Tensor) -> kernels.Step:
+def on_device(art: popart.Moments, state: Any, units: Any, y: torch.Tensor) -> kernels.LayerUpdate:
     constants = kernels.constants(art, state, y)
     assert constants is not None
     return kernels.update_(art, state, units, y, constants)

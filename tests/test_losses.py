@@ -138,7 +138,7 @@ def trained_in_jax(name: str, scale: float) -> Any:
         "body": jax.random.normal(keys[0], (3, 8)),
         "head": {"w": jax.random.normal(keys[1], (8, 1)), "b": jnp.zeros(1)},
     }
-    optimizer = pj.rescale_moments(optax.adam(0.01), head=lambda params: params["head"])
+    optimizer = pj.rescale_optimizer(optax.adam(0.01), head=lambda params: params["head"])
 
     def step(carry: Any, batch: Any) -> Any:
         (params, state, memory), (x, y) = carry, batch

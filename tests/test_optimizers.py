@@ -53,7 +53,7 @@ def follow(head: PopArt, optimizer: torch.optim.Optimizer, unit: Any) -> None:
 
 @pytest.mark.parametrize("per_output", [False, True])
 @pytest.mark.parametrize("name", TORCH)
-def test_rescaled_moments_are_those_of_a_history_in_the_new_units(name: str, per_output: bool) -> None:
+def test_a_rescaled_state_is_that_of_a_history_in_the_new_units(name: str, per_output: bool) -> None:
     head, other = (PopArt(4, 2, ART, per_output=per_output) for _ in range(2))
     shape = (8, 2) if per_output else (8,)
     y = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -84,19 +84,19 @@ def test_a_dense_change_of_scale_rotates_averages() -> None:
     torch.testing.assert_close(optimizer.state[head.weight]["momentum_buffer"], expected)
 
 
-def test_moments_can_be_kept_or_reset() -> None:
-    for moments in ("keep", "reset"):
+def test_the_optimizer_state_can_be_kept_or_reset() -> None:
+    for change in ("keep", "reset"):
         head = PopArt(4, 2, ART)
         optimizer = torch.optim.Adam(head.parameters(), 0.1)
         head.update(torch.arange(8.0))
         follow(head, optimizer, torch.ones(2))
         before = optimizer.state[head.weight]["exp_avg"].clone()
-        head.update(100 * torch.arange(8.0), optimizer=optimizer, moments=moments)
+        head.update(100 * torch.arange(8.0), optimizer=optimizer, optimizer_state=change)
         after = optimizer.state[head.weight]["exp_avg"]
-        torch.testing.assert_close(after, before if moments == "keep" else torch.zeros_like(before))
+        torch.testing.assert_close(after, before if change == "keep" else torch.zeros_like(before))
 
 
-def test_moments_are_not_touched_where_the_first_targets_are_adopted() -> None:
+def test_the_optimizer_state_is_not_touched_where_the_first_targets_are_adopted() -> None:
     head = PopArt(4, 2, ART)
     optimizer = torch.optim.Adam(head.parameters(), 0.1)
     follow(head, optimizer, torch.ones(2))
@@ -111,12 +111,12 @@ def test_an_optimizer_that_is_not_this_heads_is_refused() -> None:
         head.update(torch.arange(3.0), optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
     with pytest.raises(TypeError, match="optimizer is of type str"):
         head.update(torch.arange(3.0), optimizer="adam")  # pyright: ignore
-    with pytest.raises(ValueError, match="moments is 'forget'; it may be 'rescale', 'keep' or 'reset'"):
-        head.update(torch.arange(3.0), optimizer=torch.optim.SGD(head.parameters()), moments="forget")  # pyright: ignore
+    with pytest.raises(ValueError, match="is 'forget'; it may be 'rescale', 'keep' or 'reset'"):
+        head.update(torch.arange(3.0), optimizer=torch.optim.SGD(head.parameters()), optimizer_state="forget")  # pyright: ignore
     assert head.state.counts[0] == 0
 
 
-def test_an_optimizer_of_unknown_moments_is_named_and_nothing_is_lost() -> None:
+def test_an_optimizer_of_unknown_state_is_named_and_nothing_is_lost() -> None:
     head = PopArt(4, 2, ART)
     optimizer = torch.optim.Adadelta(head.parameters())
     head.update(torch.arange(8.0))
@@ -126,7 +126,7 @@ def test_an_optimizer_of_unknown_moments_is_named_and_nothing_is_lost() -> None:
         head.update(torch.arange(8.0), optimizer=optimizer)
     torch.testing.assert_close(head.weight, weight, rtol=0, atol=0)
     assert head.state.counts[0] == 1
-    head.update(torch.arange(8.0), optimizer=optimizer, moments="reset")
+    head.update(torch.arange(8.0), optimizer=optimizer, optimizer_state="reset")
     assert not optimizer.state[head.weight]["square_avg"].any()
 
 
@@ -187,11 +187,9 @@ OPTAX: dict[str, optax.GradientTransformation] = {
 
 @pytest.mark.parametrize("per_output", [False, True])
 @pytest.mark.parametrize("name", OPTAX)
-def test_rescaled_moments_in_optax_are_those_of_a_history_in_the_new_units(
-    name: str, per_output: bool
-) -> None:
+def test_a_rescaled_state_in_optax_is_that_of_a_history_in_the_new_units(name: str, per_output: bool) -> None:
     """They make the same next step, with a gradient in the new units."""
-    optimizer = popart.jax.rescale_moments(OPTAX[name], head=lambda params: params["head"])
+    optimizer = popart.jax.rescale_optimizer(OPTAX[name], head=lambda params: params["head"])
     head = {"kernel": jnp.ones((4, 2)), "bias": jnp.zeros(2)}
     params = {"body": {"kernel": jnp.ones((3, 4))}, "head": head}
     y = np.random.default_rng(0).normal(size=(8, 2) if per_output else 8)
@@ -220,7 +218,7 @@ def test_rescaled_moments_in_optax_are_those_of_a_history_in_the_new_units(
 
 
 class ScaleByAdamState(NamedTuple):
-    """A state that has the name of one of Optax's, and moments of its own."""
+    """A state that has the name of one of Optax's, and averages of its own."""
 
     mu: Any
     nu: Any
@@ -262,21 +260,21 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_moments_in_optax_that_cannot_be_rescaled_are_refused_by_init(name: str) -> None:
+def test_a_state_in_optax_that_cannot_be_rescaled_is_refused_by_init(name: str) -> None:
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
     make, message = REFUSED[name]
-    optimizer = popart.jax.rescale_moments(make(), lambda p: p)
+    optimizer = popart.jax.rescale_optimizer(make(), lambda p: p)
     with pytest.raises(ValueError, match=message):
         optimizer.init(optax.LookaheadParams(params, params) if name == "lookahead" else params)
 
 
-def test_in_optax_moments_can_be_kept_or_reset() -> None:
+def test_in_optax_the_state_can_be_kept_or_reset() -> None:
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
     state, head, _, _ = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0))
     change = popart.jax.step(ART, state, head, 100 * jnp.arange(4.0)).change
     cases: list[tuple[Literal["keep", "reset"], float]] = [("keep", 0.9), ("reset", 0.0)]
-    for moments, factor in cases:
-        optimizer = popart.jax.rescale_moments(optax.adam(0.1), lambda p: p, moments)
+    for change_of_state, factor in cases:
+        optimizer = popart.jax.rescale_optimizer(optax.adam(0.1), lambda p: p, change_of_state)
         memory: Any = optimizer.init(params)
         _, memory = optimizer.update(params, memory, params, change=change)
         after: Any
@@ -284,14 +282,17 @@ def test_in_optax_moments_can_be_kept_or_reset() -> None:
         np.testing.assert_allclose(after[0].mu["w"], factor * memory[0].mu["w"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("moments", ["rescale", "keep", "reset"])
+@pytest.mark.parametrize("optimizer_state", ["rescale", "keep", "reset"])
 @pytest.mark.parametrize("jitted", [False, True])
 def test_in_optax_a_step_without_a_change_is_that_of_the_optimizer_alone(
-    moments: Literal["rescale", "keep", "reset"], jitted: bool
+    optimizer_state: Literal["rescale", "keep", "reset"], jitted: bool
 ) -> None:
-    """PPO takes several gradient steps after one update; moments are rescaled, or reset, in the first."""
+    """PPO takes several gradient steps after one update; the state is rescaled, or reset, in the first."""
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
-    plain, optimizer = optax.adam(0.1), popart.jax.rescale_moments(optax.adam(0.1), lambda p: p, moments)
+    plain, optimizer = (
+        optax.adam(0.1),
+        popart.jax.rescale_optimizer(optax.adam(0.1), lambda p: p, optimizer_state),
+    )
     state, head, _, _ = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0))
     change = popart.jax.step(ART, state, head, 100 * jnp.arange(4.0)).change
     gradients = [jax.tree.map(lambda x, i=i: x + i, params) for i in range(1, 4)]
@@ -304,10 +305,10 @@ def test_in_optax_a_step_without_a_change_is_that_of_the_optimizer_alone(
         _, memory = found
 
 
-def test_in_optax_reset_moments_have_their_initial_values() -> None:
+def test_in_optax_a_reset_state_has_its_initial_values() -> None:
     """These are not always 0: a step size of 0 would stay 0 in Rprop."""
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
-    optimizer = popart.jax.rescale_moments(optax.rprop(0.1), lambda p: p, "reset")
+    optimizer = popart.jax.rescale_optimizer(optax.rprop(0.1), lambda p: p, "reset")
     change = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0)).change
     gradients = jax.tree.map(jnp.ones_like, params)
     memory: Any = optimizer.init(params)
@@ -319,16 +320,18 @@ def test_in_optax_reset_moments_have_their_initial_values() -> None:
 def test_in_optax_wrong_arguments_are_named() -> None:
     params = {"w": jnp.ones((4, 2)), "b": jnp.zeros(2)}
     change = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0)).change
-    optimizer = popart.jax.rescale_moments(optax.adam(0.1), lambda p: p)
+    optimizer = popart.jax.rescale_optimizer(optax.adam(0.1), lambda p: p)
     with pytest.raises(ValueError, match="change is missing"):
         optimizer.update(params, optimizer.init(params), params)
-    with pytest.raises(ValueError, match="moments is 'forget'"):
-        popart.jax.rescale_moments(optax.adam(0.1), lambda p: p, "forget")  # pyright: ignore
+    with pytest.raises(ValueError, match="optimizer_state is 'forget'"):
+        popart.jax.rescale_optimizer(optax.adam(0.1), lambda p: p, "forget")  # pyright: ignore
     cases: list[Literal["keep", "reset"]] = ["keep", "reset"]
-    for moments, inner in itertools.product(cases, (optax.sm3(0.1), optax.lbfgs(0.1, linesearch=None))):
-        anything = popart.jax.rescale_moments(inner, lambda p: p, moments)
+    for change_of_state, inner in itertools.product(
+        cases, (optax.sm3(0.1), optax.lbfgs(0.1, linesearch=None))
+    ):
+        anything = popart.jax.rescale_optimizer(inner, lambda p: p, change_of_state)
         _, memory = anything.update(params, anything.init(params), params, change=change)
         assert jax.tree.leaves(memory)
-    packed = popart.jax.rescale_moments(optax.flatten(optax.adam(0.1)), lambda p: p, "reset")
+    packed = popart.jax.rescale_optimizer(optax.flatten(optax.adam(0.1)), lambda p: p, "reset")
     with pytest.raises(ValueError, match="'mu' is one array"):
         packed.update(params, packed.init(params), params, change=change)

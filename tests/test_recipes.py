@@ -196,7 +196,7 @@ def test_nnx_training_equals_the_plain_functions(pages: Pages) -> None:
     critic, optimizer = page.make()
     art = critic.art
     params: Any = nnx.to_pure_dict(nnx.state(critic, nnx.Param))
-    adam = popart.jax.rescale_moments(optax.adam(1e-2), head=lambda params: params["head"])
+    adam = popart.jax.rescale_optimizer(optax.adam(1e-2), head=lambda params: params["head"])
     statistics, memory = popart.jax.init(art, params["head"]), adam.init(params)
 
     @jax.jit
@@ -366,8 +366,10 @@ def test_numbers_from_results_are_those_of_the_files() -> None:
     """The table of β and that of Ms. Pac-Man are read from `results/`."""
     import csv
 
-    with (ROOT / "results" / "moments.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if (row["period"], row["moments"]) == ("1000", "keep")]
+    with (ROOT / "results" / "optimizer_state.csv").open() as file:
+        rows = [
+            row for row in csv.DictReader(file) if (row["period"], row["optimizer_state"]) == ("1000", "keep")
+        ]
     page = (HOW_TO / "choosing-beta.md").read_text("utf-8")
     for name, optimizer in (("momentum", "Momentum"), ("Adam", "Adam"), ("RMSProp", "RMSProp")):
         best: dict[float, float] = {}

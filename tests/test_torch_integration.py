@@ -483,7 +483,7 @@ def test_an_unknown_optimizer_is_refused_at_the_first_update(
     with pytest.raises(ValueError, match=message):
         head.update(targets(), optimizer=optimizer(head.parameters()))
     assert head.state.counts[0] == 0
-    head.update(targets(), optimizer=optimizer(head.parameters()), moments="keep")
+    head.update(targets(), optimizer=optimizer(head.parameters()), optimizer_state="keep")
 
 
 def test_a_reset_forgets_state_of_any_shape() -> None:
@@ -492,7 +492,7 @@ def test_a_reset_forgets_state_of_any_shape() -> None:
     head.update(targets())
     head.normalized(H).square().mean().backward()
     optimizer.step()
-    head.update(targets(size=100.0), optimizer=optimizer, moments="reset")
+    head.update(targets(size=100.0), optimizer=optimizer, optimizer_state="reset")
     assert not optimizer.state[head.weight]["row_var"].any()
 
 

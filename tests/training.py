@@ -169,7 +169,7 @@ class JaxState(NamedTuple):
     t: Any
 
 
-OPTIMIZER = popart.jax.rescale_moments(optax.adam(ALPHA), head=lambda params: params["head"])
+OPTIMIZER = popart.jax.rescale_optimizer(optax.adam(ALPHA), head=lambda params: params["head"])
 
 
 def jax_start(dtype: Any = jnp.float32) -> JaxState:

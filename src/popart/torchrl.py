@@ -20,7 +20,7 @@ from torchrl.objectives.common import AUTO_LOSS_MASK_KEYS
 from torchrl.objectives.multiagent import MAPPOLoss
 
 from popart.torch import PopArt
-from popart.torch.optimizers import Moments
+from popart.torch.optimizers import StateChange
 
 __all__ = [
     "PopArtClipPPOLoss",
@@ -49,7 +49,7 @@ class PopArtValueNorm(ValueNorm):
         head: The last layer of the critic.
         optimizer: The optimizer that trains the head, whose state is rescaled with it. It is also an
             attribute, for an optimizer that is made later.
-        moments: Change of the optimizer's state: 'rescale', 'keep' or 'reset', as in `PopArt.update`.
+        optimizer_state: Change of the optimizer's state: 'rescale', 'keep' or 'reset', as in `PopArt.update`.
         max_norm: A limit of the norm of an output's weights, as in `PopArt.update`.
     """
 
@@ -60,7 +60,7 @@ class PopArtValueNorm(ValueNorm):
         head: PopArt,
         optimizer: Optimizer | None = None,
         *,
-        moments: Moments = "rescale",
+        optimizer_state: StateChange = "rescale",
         max_norm: float | None = None,
     ) -> None:
         if not isinstance(head, PopArt) or head.heads is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -68,7 +68,7 @@ class PopArtValueNorm(ValueNorm):
         super().__init__(shape=head.out_features, epsilon=0.0)
         vars(self)["head"] = head  # as a submodule, the loss would hold its parameters twice
         self.optimizer, self.max_norm = optimizer, max_norm
-        self.moments: Moments = moments
+        self.optimizer_state: StateChange = optimizer_state
 
     def update(self, value_target: Tensor) -> None:
         """Update the statistics with value targets in true units, and rescale the head.
@@ -76,7 +76,12 @@ class PopArtValueNorm(ValueNorm):
         Call it once per rollout, after the advantages are computed and before the loss.
         """
         self._check_trailing_shape(value_target)
-        self.head.update(value_target, optimizer=self.optimizer, moments=self.moments, max_norm=self.max_norm)
+        self.head.update(
+            value_target,
+            optimizer=self.optimizer,
+            optimizer_state=self.optimizer_state,
+            max_norm=self.max_norm,
+        )
 
     def normalize(self, value_target: Tensor) -> Tensor:
         """Return targets or stored values in normalised units."""

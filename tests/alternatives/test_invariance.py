@@ -68,7 +68,7 @@ def jax_program(name: str) -> Any:
     key = jax.random.key(1)
     head = {"w": jax.random.normal(key, (6, 2 * method.width)), "b": jnp.zeros(2 * method.width)}
     start = {"body": jnp.eye(6), "head": head}
-    optimizer = popart.jax.rescale_moments(optax.adam(1e-2), lambda p: p["head"])
+    optimizer = popart.jax.rescale_optimizer(optax.adam(1e-2), lambda p: p["head"])
 
     def learn(scale: jax.Array, data: Any) -> Any:
         def step(carry: Any, batch: Any) -> Any:

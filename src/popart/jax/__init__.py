@@ -3,7 +3,7 @@
 from popart._installation import check_installation
 from popart.jax.deep import normalize_gradient, normalized_linear
 from popart.jax.heads import Step, init, normalized, polyak, step, values
-from popart.jax.optimizers import normalized_sgd, rescale_moments
+from popart.jax.optimizers import normalized_sgd, rescale_optimizer
 
 check_installation()
 
@@ -15,7 +15,7 @@ __all__ = [
     "normalized_linear",
     "normalized_sgd",
     "polyak",
-    "rescale_moments",
+    "rescale_optimizer",
     "step",
     "values",
 ]

@@ -1,6 +1,6 @@
-"""Optax transformations: moments that follow the units of a head, and Normalized SGD (Algorithm 2).
+"""Optimizers of Optax whose state follows the units of a head, and Normalized SGD (Algorithm 2).
 
-Pop-Art changes the units of a head's gradients from one update to the next. Moments of gradients in
+Pop-Art changes the units of a head's gradients from one update to the next. Averages of gradients in
 the old units are rescaled to the values that they would have if every gradient had been in the new units:
 averages and maxima of gradients by F, averages of their squares by F². Steps that have no unit stay.
 """
@@ -18,7 +18,7 @@ from popart.affine import Affine, Change
 from popart.jax.heads import Tree, layers_of
 from popart.numerics import divide
 
-Moments = Literal["rescale", "keep", "reset"]
+StateChange = Literal["rescale", "keep", "reset"]
 Where = Callable[[Tree], Tree]
 
 POWERS: dict[str, dict[str, int]] = {
@@ -52,7 +52,7 @@ ADAM_POWERS = {
     "adopt": {"mu": 0, "nu": 2},  # mu is an average of gradients that were divided by their size
     "adam": POWERS["ScaleByAdamState"],
 }
-"""Powers in a `ScaleByAdamState`, which Optax uses for three kinds of moments."""
+"""Powers in a `ScaleByAdamState`, which Optax uses for three kinds of averages."""
 
 MAKERS = {
     "adamax": "adamax adamaxw scale_by_adamax",
@@ -69,12 +69,12 @@ NORMALIZES_WITHOUT_STATE = {"normalize_by_update_norm", "scale_by_sign", "scale_
 REMEMBERS = {"apply_every", "ema", "trace"}
 
 
-def rescale_moments(
-    inner: optax.GradientTransformation, head: Where, moments: Moments = "rescale"
+def rescale_optimizer(
+    inner: optax.GradientTransformation, head: Where, optimizer_state: StateChange = "rescale"
 ) -> optax.GradientTransformationExtraArgs:
-    """Return an optimizer whose moments of a head's gradients follow the units of the head.
+    """Return an optimizer whose state of a head follows the units of the head.
 
-        optimizer = rescale_moments(optax.adam(1e-3), head=lambda params: params["head"])
+        optimizer = rescale_optimizer(optax.adam(1e-3), head=lambda params: params["head"])
         state, head, y, change = popart.jax.step(art, state, params["head"], targets)
         ...
         updates, opt_state = optimizer.update(gradients, opt_state, params, change=change)
@@ -82,7 +82,7 @@ def rescale_moments(
     Where several gradient steps follow one `step`, as in PPO, give `change=change` to the first and
     `change=None` to the others.
 
-    Optimizers whose moments cannot be rescaled are refused by `init`: LBFGS, Adafactor, SM3, NovoGrad,
+    Optimizers whose state cannot be rescaled are refused by `init`: LBFGS, Adafactor, SM3, NovoGrad,
     LARS, Lookahead and all optimizers that are not Optax's.
 
     Args:
@@ -90,19 +90,20 @@ def rescale_moments(
             Adamax, AdaBelief, Yogi, Adan, ADOPT), RMSProp (centred or not), AdaGrad, AdaDelta, Lion, Rprop,
             sign SGD, optimistic gradient descent, gradient accumulation and clipping.
         head: a function that returns the head from the parameters.
-        moments: 'rescale' to the new units; 'keep', or 'reset' to the initial values, with any optimizer.
+        optimizer_state: 'rescale' to the new units; 'keep', or 'reset' to the initial values, with any
+            optimizer.
     """
-    if moments not in ("rescale", "keep", "reset"):
-        raise ValueError(f"moments is {moments!r}; it may be 'rescale', 'keep' or 'reset'")
+    if optimizer_state not in ("rescale", "keep", "reset"):
+        raise ValueError(f"optimizer_state is {optimizer_state!r}; it may be 'rescale', 'keep' or 'reset'")
     names = list(_names(inner))
     inner = optax.with_extra_args_support(inner)
 
     def init(params: Tree) -> Any:
         state = inner.init(params)
         _refuse_lookahead(state)
-        if moments == "rescale":
+        if optimizer_state == "rescale":
             _refuse_momentum_of_normalized_steps(names)
-            _Follow(params, head, None, moments, names).through(state, state)
+            _Follow(params, head, None, optimizer_state, names).through(state, state)
         return state
 
     def update(
@@ -113,19 +114,19 @@ def rescale_moments(
                 "change is missing; call update(..., change=change) with the change that popart.jax.step "
                 "returned, or None if the head was not updated since the last call"
             )
-        if change is not None and moments != "keep":
-            fresh = inner.init(updates if params is None else params) if moments == "reset" else state
-            state = _Follow(updates, head, change, moments, names).through(state, fresh)
+        if change is not None and optimizer_state != "keep":
+            fresh = inner.init(updates if params is None else params) if optimizer_state == "reset" else state
+            state = _Follow(updates, head, change, optimizer_state, names).through(state, fresh)
         return inner.update(updates, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 class _Follow:
-    """A walk through the states of a chain, in its order, that rescales or resets a head's moments."""
+    """A walk through the states of a chain, in its order, that rescales or resets those of a head."""
 
     def __init__(
-        self, params: Tree, head: Where, change: Change | None, moments: Moments, names: list[str]
+        self, params: Tree, head: Where, change: Change | None, optimizer_state: StateChange, names: list[str]
     ) -> None:
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         marks = head(jax.tree.unflatten(jax.tree.structure(params), range(len(paths))))
@@ -139,12 +140,12 @@ class _Follow:
                 self.rescale[paths[at[layer.bias]]] = (
                     change.rescale_bias if change is not None else _unchanged
                 )
-        self.moments = moments
+        self.optimizer_state = optimizer_state
         self.names = names
         self.without_unit: set[Any] = set()
 
     def through(self, state: Any, fresh: Any) -> Any:
-        """Return the state with the head's moments rescaled, or replaced by those of `fresh`."""
+        """Return the state with that of the head rescaled, or replaced by those of `fresh`."""
         if isinstance(state, dict):
             self._check_order(state)
             return {key: self.through(value, fresh[key]) for key, value in state.items()}
@@ -152,8 +153,8 @@ class _Follow:
             return self._through_fields(state, fresh)
         if isinstance(state, tuple | list):
             return type(state)(map(self.through, state, fresh))
-        if self.moments == "rescale" and self._holds_a_moment(state):
-            raise ValueError(_unknown(type(state).__name__, "moments"))
+        if self.optimizer_state == "rescale" and self._holds_a_moment(state):
+            raise ValueError(_unknown(type(state).__name__, "state"))
         return state
 
     def _through_fields(self, state: Any, fresh: Any) -> Any:
@@ -174,10 +175,10 @@ class _Follow:
             elif name.startswith("hyperparams"):
                 moved[name] = part
             elif self._is_a_moment(part):
-                if self.moments == "rescale":
+                if self.optimizer_state == "rescale":
                     raise ValueError(_unknown(kind, name))
                 moved[name] = self._moved(part, new, 0)
-            elif _is_packed(part) and (kind in POWERS or self.moments == "rescale"):
+            elif _is_packed(part) and (kind in POWERS or self.optimizer_state == "rescale"):
                 raise ValueError(_packed(kind, name, part))
             else:
                 moved[name] = self.through(part, new)
@@ -185,7 +186,11 @@ class _Follow:
 
     def _powers(self, state: Any) -> dict[str, int]:
         kind = type(state).__name__
-        if kind not in POWERS or type(state).__module__.split(".")[0] != "optax" or self.moments == "reset":
+        if (
+            kind not in POWERS
+            or type(state).__module__.split(".")[0] != "optax"
+            or self.optimizer_state == "reset"
+        ):
             return {}
         return self._adam_powers() if kind == "ScaleByAdamState" else POWERS[kind]
 
@@ -194,17 +199,17 @@ class _Follow:
         if len(found) > 1:
             raise ValueError(
                 f"inner combines {' and '.join(found)}, whose states have the same type, ScaleByAdamState, "
-                "but other units; choose one of them, or moments='keep' or 'reset'"
+                "but other units; choose one of them, or optimizer_state='keep' or 'reset'"
             )
         return ADAM_POWERS[found[0] if found else "adam"]
 
     def _check_order(self, state: dict[Any, Any]) -> None:
         """Refuse a named chain whose order matters: it is lost when JAX sorts the keys of its state."""
         holding = [key for key, value in state.items() if self._holds_a_moment(value)]
-        if self.moments == "rescale" and len(holding) > 1:
+        if self.optimizer_state == "rescale" and len(holding) > 1:
             raise ValueError(
                 f"inner is a named_chain in which {holding} remember gradients, and their order is not known "
-                "from the state; use optax.chain, or moments='keep' or 'reset'"
+                "from the state; use optax.chain, or optimizer_state='keep' or 'reset'"
             )
 
     def _is_a_moment(self, part: Any) -> bool:
@@ -223,7 +228,7 @@ class _Follow:
         def moved(path: Any, x: Any, new: Any) -> Any:
             if self._at(path) is None:
                 return x
-            if self.moments == "reset":
+            if self.optimizer_state == "reset":
                 return new
             return self.rescale[path](x, power=power) if power and path not in self.without_unit else x
 
@@ -239,7 +244,7 @@ def _leaves(tree: Tree) -> list[tuple[Any, Any]]:
 
 
 def _is_packed(part: Any) -> bool:
-    """Return whether moments of all parameters are one array, as in `optax.flatten`."""
+    """Return whether the state of all parameters is one array, as in `optax.flatten`."""
     return isinstance(part, jax.Array) and part.ndim > 0 and jnp.issubdtype(part.dtype, jnp.floating)
 
 
@@ -284,7 +289,7 @@ def _refuse_momentum_of_normalized_steps(names: list[str]) -> None:
         if name in NORMALIZES_WITHOUT_STATE and later is not None:
             raise ValueError(
                 f"inner has {later} after {name}, which removes the gradients' unit without a state; put "
-                f"{later} first, or choose moments='keep' or 'reset'"
+                f"{later} first, or choose optimizer_state='keep' or 'reset'"
             )
 
 
@@ -309,7 +314,7 @@ def _packed(kind: str, name: str, part: Any) -> str:
 def _unknown(kind: str, name: str) -> str:
     return (
         f"inner has a {kind}, whose {name!r} has unknown units; known are {', '.join(POWERS)}. "
-        "Choose moments='keep' or 'reset'"
+        "Choose optimizer_state='keep' or 'reset'"
     )
 
 

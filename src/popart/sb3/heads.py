@@ -34,7 +34,7 @@ class LastLayer(PopArt):
     def learn(self, targets: Any, optimizer: Optimizer) -> Tensor:
         """Update with targets; the state of an optimizer of unknown kind is left as it is."""
         known = isinstance(optimizer, tuple(POWERS))
-        return self.update(targets, optimizer=optimizer, moments="rescale" if known else "keep")
+        return self.update(targets, optimizer=optimizer, optimizer_state="rescale" if known else "keep")
 
 
 def replace_last_layer(network: Any, art: Rule[Any]) -> None:

@@ -31,9 +31,9 @@ class Art(PopArt):
     _averaging = False
 
     def _affected(
-        self, layers: list[Layer], optimizer: Optimizer | None, moments: optimizers.Moments
+        self, layers: list[Layer], optimizer: Optimizer | None, optimizer_state: optimizers.StateChange
     ) -> optimizers.Affected:
-        return super()._affected(layers, optimizer, moments) if self._averaging else ([], [])
+        return super()._affected(layers, optimizer, optimizer_state) if self._averaging else ([], [])
 
     def polyak_(self, online: Self, tau: float) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Average two heads as functions, as `PopArt` does."""
@@ -198,7 +198,7 @@ class Categorical(Statistics):
         weights: Tensor | None = None,
         index: Tensor | None = None,
         optimizer: Optimizer | None = None,
-        moments: optimizers.Moments = "keep",
+        optimizer_state: optimizers.StateChange = "keep",
     ) -> Tensor:
         """Update the statistics with a batch of targets, let the bins follow, and normalise the targets.
 
@@ -232,7 +232,7 @@ class Categorical(Statistics):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
         optimizer: Optimizer | None = None,
-        moments: optimizers.Moments = "keep",
+        optimizer_state: optimizers.StateChange = "keep",
     ) -> Tensor:
         """Update with targets and return the mean cross-entropy to their distributions.
 
@@ -240,7 +240,9 @@ class Categorical(Statistics):
         """
         y = torch.as_tensor(y, device=self.scale.device).detach()
         mask, weights = (x if x is None else like_targets(x, y) for x in (mask, weights))
-        t = self.update(y, mask=mask, weights=weights, index=index, optimizer=optimizer, moments=moments)
+        t = self.update(
+            y, mask=mask, weights=weights, index=index, optimizer=optimizer, optimizer_state=optimizer_state
+        )
         logits = self.logits(h, index=index)
         if logits.shape[:-1] != t.shape:
             raise ValueError(

@@ -103,7 +103,7 @@ class Head(Statistics):
         weights: Tensor | None = None,
         index: Tensor | None = None,
         optimizer: Optimizer | None = None,
-        moments: optimizers.Moments = "rescale",
+        optimizer_state: optimizers.StateChange = "rescale",
         max_norm: float | None = None,
     ) -> Tensor:
         """Update the statistics with a batch of targets (ART), preserve outputs (POP), normalise the targets.
@@ -124,7 +124,7 @@ class Head(Statistics):
                 actions or tasks only. Statistics that all outputs share do not depend on it. Numbers out of
                 range are refused on a CPU.
             optimizer: The optimizer that trains this head, whose state is rescaled with it.
-            moments: What becomes of that state: 'rescale' to the new units, 'keep' or 'reset'.
+            optimizer_state: What becomes of that state: 'rescale' to the new units, 'keep' or 'reset'.
             max_norm: A limit of the norm of an output's weights, for targets that may become much smaller:
                 beyond it, outputs shrink towards the new mean instead of being preserved.
         """
@@ -132,13 +132,13 @@ class Head(Statistics):
         which = self._which(index, y, batched=True) if self._shape or index is not None else None
         plain = mask is None and weights is None and which is None and max_norm is None
         if plain and not self._shape:
-            found = numbers.update(self, y, optimizer, moments)
+            found = numbers.update(self, y, optimizer, optimizer_state)
             if found is not None:
                 return found
         order.check_traced(self)
         layers, y = self._layers(), y.detach()
         if optimizer is not None:
-            optimizers.check(optimizer, [p for layer in layers for p in layer[:2]], moments)
+            optimizers.check(optimizer, [p for layer in layers for p in layer[:2]], optimizer_state)
         with torch.no_grad(), without_autocast(y):
             given: list[Any] = [y, mask, weights, which]
             state = self._raw_state()
@@ -147,8 +147,8 @@ class Head(Statistics):
             if plain and self._group is None and isinstance(given[0], Tensor):
                 constants = kernels.constants(self.art, state, y)
                 if constants is not None:
-                    return self._updated_on_device(layers, state, y, optimizer, moments, constants)
-            return self._updated(layers, state, given, optimizer, moments, max_norm)
+                    return self._updated_on_device(layers, state, y, optimizer, optimizer_state, constants)
+            return self._updated(layers, state, given, optimizer, optimizer_state, max_norm)
 
     def _updated(
         self,
@@ -156,7 +156,7 @@ class Head(Statistics):
         state: Any,
         given: list[Any],
         optimizer: Optimizer | None,
-        moments: optimizers.Moments,
+        optimizer_state: optimizers.StateChange,
         max_norm: float | None,
     ) -> Tensor:
         """Update with targets, mask, weights and index, as tensors or, in a tenth of the time, in NumPy."""
@@ -165,7 +165,7 @@ class Head(Statistics):
         self._check_units(old)
         new_state = self.art.update(state, y, mask=mask, weights=weights, index=which, across=self._group)
         new = self.art.affine(new_state)
-        self._preserve(layers, old, new, optimizer, moments, max_norm=max_norm)
+        self._preserve(layers, old, new, optimizer, optimizer_state, max_norm=max_norm)
         self._set_state(new_state)
         self._set_units(new)
         return torch.as_tensor((new if which is None else new.select(which)).normalize(y))
@@ -176,12 +176,12 @@ class Head(Statistics):
         state: Any,
         y: Tensor,
         optimizer: Optimizer | None,
-        moments: optimizers.Moments,
+        optimizer_state: optimizers.StateChange,
         constants: kernels.Constants,
     ) -> Tensor:
         """Update one statistic in few operations."""
         step = kernels.update_(self.art, state, self._units(), y, constants)  # pyright: ignore[reportArgumentType]
-        step.apply_(*self._affected(layers, optimizer, moments))
+        step.apply_(*self._affected(layers, optimizer, optimizer_state))
         return step.targets
 
     def _check_units(self, measured: Affine) -> None:
@@ -209,14 +209,14 @@ class Head(Statistics):
         old: Affine,
         new: Affine,
         optimizer: Optimizer | None = None,
-        moments: optimizers.Moments = "keep",
+        optimizer_state: optimizers.StateChange = "keep",
         adopt: bool = True,
         max_norm: float | None = None,
     ) -> None:
         """Change the layers so that outputs stay; nothing by default, for outputs without normalisation."""
 
     def _affected(
-        self, layers: list[Layer], optimizer: Optimizer | None, moments: optimizers.Moments
+        self, layers: list[Layer], optimizer: Optimizer | None, optimizer_state: optimizers.StateChange
     ) -> optimizers.Affected:
         """Return what an update changes of layers and of the optimizer's state; nothing by default."""
         return [], []

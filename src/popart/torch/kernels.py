@@ -45,7 +45,7 @@ class Constants(NamedTuple):
     """What mean and deviation are multiplied by for the least scale: (2⁻²³, 1)."""
 
 
-class Step(NamedTuple):
+class LayerUpdate(NamedTuple):
     """What an update means for the layer, and the normalised targets."""
 
     factor: Tensor
@@ -89,7 +89,7 @@ def _constants(beta: float, device: torch.device) -> Constants:
 
 def update_(
     art: Moments, state: MomentsState, units: tuple[Tensor, Tensor], y: Tensor, of: Constants
-) -> Step:
+) -> LayerUpdate:
     """Update a state, scale and shift in place with targets; return what follows for the layer."""
     counts, moments = state
     seen = counts[:1] > 0
@@ -101,7 +101,7 @@ def update_(
     targets = torch.addcdiv(less, y, unit, out=torch.empty_like(y))
     torch.nan_to_num(unit[0], posinf=0.0, out=units[0])
     units[1].copy_(moments[0])
-    return Step(factor, moved, targets)
+    return LayerUpdate(factor, moved, targets)
 
 
 def _unit(art: Moments, moments: Tensor, of: Constants) -> Tensor:

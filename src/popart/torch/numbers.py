@@ -98,7 +98,7 @@ class Memory:
         same = a.data_ptr() == at[0] and b.data_ptr() == at[1]
         return same and c.data_ptr() == at[2] and d.data_ptr() == at[3]
 
-    def affected_by(self, head: Any, optimizer: Optimizer | None, how: optimizers.Moments) -> Any:
+    def affected_by(self, head: Any, optimizer: Optimizer | None, how: optimizers.StateChange) -> Any:
         """Return what `Near.apply_to_` takes, looked up again if the optimizer or its state is another."""
         held, how_before, state, affected = self.affected
         if held() is optimizer and how == how_before != "reset" and state == self._state_of(optimizer):
@@ -121,7 +121,7 @@ class Memory:
         return type(None), ()
 
 
-def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.Moments) -> Tensor | None:
+def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.StateChange) -> Tensor | None:
     """Update a head and return normalised targets; or return None, and change nothing, for other updates."""
     if type(y) is not Tensor or y.dtype is not torch.float32 or not y.is_cpu or torch.compiler.is_compiling():
         return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim.optimizer import Optimizer
 
-Moments = Literal["rescale", "keep", "reset"]
+StateChange = Literal["rescale", "keep", "reset"]
 
 Rescaled = tuple[Tensor, int, bool]
 """A tensor to multiply by a power of F, this power (1 or 2), and whether the tensor belongs to a bias."""
@@ -54,19 +54,19 @@ def rescaled(optimizer: Optimizer, weight: Tensor, bias: Tensor | None, reset: b
     return found
 
 
-def check(optimizer: Optimizer, parameters: Sequence[Tensor | None], moments: Moments) -> None:
+def check(optimizer: Optimizer, parameters: Sequence[Tensor | None], optimizer_state: StateChange) -> None:
     """Raise unless the optimizer holds these parameters and its state can be converted."""
     known = isinstance(optimizer, Optimizer) and not torch.compiler.is_compiling()  # pyright: ignore[reportUnnecessaryIsInstance]
-    accepted, key = _CHECKED.get(optimizer) if known else None, (moments, *map(id, parameters))
+    accepted, key = _CHECKED.get(optimizer) if known else None, (optimizer_state, *map(id, parameters))
     if accepted is None or key not in accepted:
-        _check(optimizer, parameters, moments)
+        _check(optimizer, parameters, optimizer_state)
         if known:
             _CHECKED.setdefault(optimizer, set()).add(key)
 
 
-def _check(optimizer: Optimizer, parameters: Sequence[Tensor | None], moments: Moments) -> None:
-    if moments not in ("rescale", "keep", "reset"):
-        raise ValueError(f"moments is {moments!r}; it may be 'rescale', 'keep' or 'reset'")
+def _check(optimizer: Optimizer, parameters: Sequence[Tensor | None], optimizer_state: StateChange) -> None:
+    if optimizer_state not in ("rescale", "keep", "reset"):
+        raise ValueError(f"optimizer_state is {optimizer_state!r}; it may be 'rescale', 'keep' or 'reset'")
     if not isinstance(optimizer, Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"optimizer is of type {type(optimizer).__name__}; it must be a torch.optim.Optimizer"
@@ -77,16 +77,16 @@ def _check(optimizer: Optimizer, parameters: Sequence[Tensor | None], moments: M
             f"optimizer ({type(optimizer).__name__}) does not hold this head's parameters; give the one "
             "that trains them, or none"
         )
-    _check_type(optimizer, moments)
+    _check_type(optimizer, optimizer_state)
 
 
-def _check_type(optimizer: Optimizer, moments: Moments) -> None:
-    if moments != "keep" and isinstance(optimizer, optim.LBFGS):
+def _check_type(optimizer: Optimizer, optimizer_state: StateChange) -> None:
+    if optimizer_state != "keep" and isinstance(optimizer, optim.LBFGS):
         raise ValueError(
             "optimizer is an LBFGS, whose state is of all parameters together and has unknown units. Choose "
-            "moments='keep', or another optimizer"
+            "optimizer_state='keep', or another optimizer"
         )
-    if moments == "rescale" and not isinstance(optimizer, tuple(POWERS)):
+    if optimizer_state == "rescale" and not isinstance(optimizer, tuple(POWERS)):
         raise _unknown(optimizer, "state")
 
 
@@ -105,5 +105,5 @@ def _unknown(optimizer: Optimizer, what: str) -> ValueError:
     return ValueError(
         f"optimizer is of type {type(optimizer).__name__}, whose {what} has unknown units; known are "
         f"{', '.join(kind.__name__ for kind in POWERS)}. "
-        + ("It wraps another: pass its .optimizer" if wraps else "Choose moments='keep' or 'reset'")
+        + ("It wraps another: pass its .optimizer" if wraps else "Choose optimizer_state='keep' or 'reset'")
     )

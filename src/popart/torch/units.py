@@ -58,7 +58,7 @@ class NormalizedUnits(Head):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
         optimizer: Optimizer | None = None,
-        moments: optimizers.Moments = "rescale",
+        optimizer_state: optimizers.StateChange = "rescale",
         max_norm: float | None = None,
         loss: Loss = mse_loss,
     ) -> Tensor:
@@ -75,7 +75,7 @@ class NormalizedUnits(Head):
             mask: The targets that count, `(*batch,)` or the shape of y.
             weights: The weight of each target in the statistics and in the mean, of the same shapes.
             optimizer: As in `update`.
-            moments: As in `update`.
+            optimizer_state: As in `update`.
             max_norm: As in `update`.
             loss: A function of outputs and targets that returns one loss per element; `reduction="none"` is
                 passed to functions that have this option, such as `torch.nn.functional.huber_loss`.
@@ -91,7 +91,7 @@ class NormalizedUnits(Head):
             weights=weights,
             index=index,
             optimizer=optimizer,
-            moments=moments,
+            optimizer_state=optimizer_state,
             max_norm=max_norm,
         )
         g = self.normalized(*features, index=index)
@@ -148,7 +148,7 @@ class NormalizedUnits(Head):
         old: Affine,
         new: Affine,
         optimizer: Optimizer | None = None,
-        moments: optimizers.Moments = "keep",
+        optimizer_state: optimizers.StateChange = "keep",
         adopt: bool = True,
         max_norm: float | None = None,
     ) -> None:
@@ -159,11 +159,11 @@ class NormalizedUnits(Head):
         if max_norm is not None:
             weights = [x if isinstance(change.moved, Tensor) else as_numpy(x) for x, *_ in layers]
             change = limited(change, [(x, "out_in") for x in weights], max_norm)
-        affected = self._affected(layers, optimizer, moments)
+        affected = self._affected(layers, optimizer, optimizer_state)
         _layer_change(change, layers[0].weight).apply_(*affected)
 
     def _affected(
-        self, layers: list[Layer], optimizer: Optimizer | None, moments: optimizers.Moments
+        self, layers: list[Layer], optimizer: Optimizer | None, optimizer_state: optimizers.StateChange
     ) -> optimizers.Affected:
         rescaled: list[optimizers.Rescaled] = []
         moved: list[Tensor] = []
@@ -173,8 +173,8 @@ class NormalizedUnits(Head):
                 moved.append(bias)
             elif bias is not None:
                 rescaled.append((bias, 1, True))
-            if optimizer is not None and moments != "keep":
-                rescaled += optimizers.rescaled(optimizer, weight, bias, moments == "reset")
+            if optimizer is not None and optimizer_state != "keep":
+                rescaled += optimizers.rescaled(optimizer, weight, bias, optimizer_state == "reset")
         return rescaled, moved
 
     def _over_outputs(self, x: Any) -> Any:

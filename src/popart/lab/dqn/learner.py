@@ -218,4 +218,4 @@ def _optimizer(config: AgentConfig) -> optax.GradientTransformationExtraArgs:
     else:
         epsilon = 0.01 / config.batch**2
         inner = optax.rmsprop(config.learning_rate, 0.95, epsilon, centered=True, eps_in_sqrt=True)
-    return popart.jax.rescale_moments(inner, lambda params: params["head"])
+    return popart.jax.rescale_optimizer(inner, lambda params: params["head"])

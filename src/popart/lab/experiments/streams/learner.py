@@ -39,7 +39,7 @@ def _learn(method: str, optimizer: str, data: Data, rate: Any, beta: Any, seed: 
     head = how.head(beta)
     units = _standard(data.y[: len(data.y) // WINDOWS]) if how.once else Affine(jnp.ones(()), jnp.zeros(()))
     params = _network(jax.random.key(seed), head.width)
-    rule = popart.jax.rescale_moments(OPTIMIZERS[optimizer](rate), lambda params: params["head"])
+    rule = popart.jax.rescale_optimizer(OPTIMIZERS[optimizer](rate), lambda params: params["head"])
     state = params, head.init(params["head"]), rule.init(params)
     step = partial(_step, head, rule, {"max_norm": how.max_norm} if how.max_norm else {})
     predictions = jax.lax.scan(step, state, (data.x, units.normalize(data.y)))[1]

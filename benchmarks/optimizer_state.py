@@ -10,7 +10,7 @@ and Adam do best with faster statistics, but then 'rescale' gives a rare gradien
 took from it, and ends 17% and 22% worse. 'reset' leaves the head no memory at all, as the scale changes with
 every target: for Adam 9% better on the paper's task, and 2.4 times as bad on the harder one.
 
-    python -m benchmarks.moments [CSV]
+    python -m benchmarks.optimizer_state [CSV]
 """
 
 import csv
@@ -29,7 +29,7 @@ import optax
 from rich.progress import track
 
 import popart
-from popart.jax import init, normalized, rescale_moments, step, values
+from popart.jax import init, normalized, rescale_optimizer, step, values
 
 STEPS, SEEDS = 5000, 20
 ALPHAS = 10.0 ** np.arange(-5, 0.5, 0.5)
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
     period: int
     optimizer: str
-    moments: Any
+    optimizer_state: Any
 
 
 class Sweep(NamedTuple):
@@ -126,11 +126,13 @@ def learn(optimizer: optax.GradientTransformationExtraArgs, beta: Any, key: Any,
     return jax.lax.scan(update, carry, samples(for_samples, period))[1]
 
 
-def compiled(optimizer: str, moments: Any) -> Callable[..., Any]:
+def compiled(optimizer: str, optimizer_state: Any) -> Callable[..., Any]:
     """Errors, (alphas, seeds, time), from alphas, a beta, seeds and a period."""
 
     def run(alpha: Any, beta: Any, seed: Any, period: Any) -> Any:
-        inner = rescale_moments(OPTIMIZERS[optimizer](alpha), lambda params: params["head"], moments)
+        inner = rescale_optimizer(
+            OPTIMIZERS[optimizer](alpha), lambda params: params["head"], optimizer_state
+        )
         return learn(inner, beta, jax.random.key(seed), period)
 
     over_seeds = jax.vmap(run, (None, None, 0, None))
@@ -162,12 +164,12 @@ def write(results: dict[Case, Sweep], path: Path) -> None:
 def report(results: dict[Case, Sweep]) -> None:
     """Medians over seeds of each variant at its best, and of its area with the same alpha at any beta."""
     print("wins: seeds with less area than 'keep' at its best; under β=...: area there with the same α")
-    print(f"{'period optimizer':22} moments       α       β  area quartiles  wins ordinary middle", end=" ")
+    print(f"{'period optimizer':22} state         α       β  area quartiles  wins ordinary middle", end=" ")
     print(*(f"{f'β={beta:.1g}':>8}" for beta in BETAS))
     for case, found in results.items():
         i, j = found.best
         low, area, high, ordinary, middle = found.at(i, j)
-        kept = results[case._replace(moments="keep")]
+        kept = results[case._replace(optimizer_state="keep")]
         wins = (found.area[i, j] < kept.area[kept.best]).sum()
         print("{:6} {:15} {:7} {:7.1e} {:7.1e}".format(*case, ALPHAS[i], BETAS[j]), end=" ")
         print(f"{area:5.0f} {low:4.0f}-{high:4.0f} {wins:2}/{SEEDS} {ordinary:8.0f} {middle:6.0f}", end=" ")
@@ -177,13 +179,13 @@ def report(results: dict[Case, Sweep]) -> None:
 def plot(axes: Any, sweeps: dict[str, Sweep], letter: str) -> None:
     """The area at each α with the best β for it, or the other way round."""
     sizes = ALPHAS if letter == "α" else BETAS
-    for moments, found in sweeps.items():
-        colour, line = LOOKS[moments]
+    for optimizer_state, found in sweeps.items():
+        colour, line = LOOKS[optimizer_state]
         area = np.moveaxis(found.area, "αβ".index(letter), 0)
         tuned = np.median(area, -1).argmin(-1)
         low, middle, high = quartiles(area[np.arange(len(sizes)), tuned])
         axes.fill_between(sizes, low, high, color=colour, alpha=0.2, lw=0)
-        axes.plot(sizes, middle, line, color=colour, lw=1.3, label=moments)
+        axes.plot(sizes, middle, line, color=colour, lw=1.3, label=optimizer_state)
     axes.set(xscale="log", yscale="log", xlabel=f"step size {letter}")
 
 
@@ -195,7 +197,7 @@ def draw(results: dict[Case, Sweep], path: Path) -> None:
     figure, panels = plt.subplots(len(ROWS), len(OPTIMIZERS), figsize=(6.8, 5.2), sharex="row", sharey="row")
     for row, (period, letter, ticks) in zip(panels, ROWS, strict=True):
         for axes, name in zip(row, OPTIMIZERS, strict=True):
-            plot(axes, {moments: results[Case(period, name, moments)] for moments in LOOKS}, letter)
+            plot(axes, {change: results[Case(period, name, change)] for change in LOOKS}, letter)
             if letter == "β":
                 axes.axvline(FORGETS[name], color="0.6", lw=0.8, zorder=0, label="β = 1 − decay")
             axes.set_yticks(ticks, map(str, ticks))
@@ -213,9 +215,9 @@ def draw(results: dict[Case, Sweep], path: Path) -> None:
 
 def main(path: Path) -> None:
     found: dict[Case, Sweep] = {}
-    for optimizer, moments in track(list(itertools.product(OPTIMIZERS, LOOKS)), "Learning"):
-        program = compiled(optimizer, moments)
-        found |= {Case(period, optimizer, moments): sweep(program, period) for period in PERIODS}
+    for optimizer, optimizer_state in track(list(itertools.product(OPTIMIZERS, LOOKS)), "Learning"):
+        program = compiled(optimizer, optimizer_state)
+        found |= {Case(period, optimizer, optimizer_state): sweep(program, period) for period in PERIODS}
     results = {case: found[case] for case in sorted(found, key=lambda case: -case.period)}
     write(results, path)
     draw(results, path)
@@ -224,4 +226,4 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/benchmarks/moments.csv"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/benchmarks/optimizer_state.csv"))
