@@ -273,8 +273,8 @@ def test_in_optax_the_state_can_be_kept_or_reset() -> None:
     state, head, _, _ = popart.jax.step(ART, popart.jax.init(ART, params), params, jnp.arange(4.0))
     change = popart.jax.step(ART, state, head, 100 * jnp.arange(4.0)).change
     cases: list[tuple[Literal["keep", "reset"], float]] = [("keep", 0.9), ("reset", 0.0)]
-    for change_of_state, factor in cases:
-        optimizer = popart.jax.rescale_optimizer(optax.adam(0.1), lambda p: p, change_of_state)
+    for optimizer_state, factor in cases:
+        optimizer = popart.jax.rescale_optimizer(optax.adam(0.1), lambda p: p, optimizer_state)
         memory: Any = optimizer.init(params)
         _, memory = optimizer.update(params, memory, params, change=change)
         after: Any
@@ -326,10 +326,10 @@ def test_in_optax_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="optimizer_state is 'forget'"):
         popart.jax.rescale_optimizer(optax.adam(0.1), lambda p: p, "forget")  # pyright: ignore
     cases: list[Literal["keep", "reset"]] = ["keep", "reset"]
-    for change_of_state, inner in itertools.product(
+    for optimizer_state, inner in itertools.product(
         cases, (optax.sm3(0.1), optax.lbfgs(0.1, linesearch=None))
     ):
-        anything = popart.jax.rescale_optimizer(inner, lambda p: p, change_of_state)
+        anything = popart.jax.rescale_optimizer(inner, lambda p: p, optimizer_state)
         _, memory = anything.update(params, anything.init(params), params, change=change)
         assert jax.tree.leaves(memory)
     packed = popart.jax.rescale_optimizer(optax.flatten(optax.adam(0.1)), lambda p: p, "reset")

@@ -42,7 +42,7 @@ class Head(Statistics):
 
     scale: nn.Parameter
     shift: nn.Parameter
-    _memory: numbers.Memory | None = None
+    _cache: numbers.Cache | None = None
 
     def _add_units(self) -> None:
         for name, x in zip(("scale", "shift"), _without_nan(self._measured()), strict=True):
@@ -124,7 +124,7 @@ class Head(Statistics):
                 actions or tasks only. Statistics that all outputs share do not depend on it. Numbers out of
                 range are refused on a CPU.
             optimizer: The optimizer that trains this head, whose state is rescaled with it.
-            optimizer_state: What becomes of that state: 'rescale' to the new units, 'keep' or 'reset'.
+            optimizer_state: Change of that state: 'rescale' to the new units, 'keep' or 'reset'.
             max_norm: A limit of the norm of an output's weights, for targets that may become much smaller:
                 beyond it, outputs shrink towards the new mean instead of being preserved.
         """
@@ -261,7 +261,7 @@ class Head(Statistics):
 
         The average is taken in the targets' units and is exact. (Averages of `parameters()`, scale and
         shift included, differ from it by $\tau (1 - \tau)$ times the product of the differences of
-        scales and of weights.) The result has the statistics of `online`; where that knows no spread, its
+        scales and of weights.) The result has the statistics of `online`; where `online` has no spread, its
         function is a constant and so is the result.
         """
         check_tau(tau)

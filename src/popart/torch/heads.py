@@ -70,7 +70,9 @@ class LinearHead(Head):
         keep: bool = False,
         **settings: Any,
     ) -> Self:
-        """Make a head with the parameters of a linear layer: the same objects, so that optimizers hold them.
+        """Make a head with the parameters of a linear layer.
+
+        They are the same objects, so that an optimizer of the layer also trains the head.
 
         By default the head is like a new one: its output is 0 until the first targets, which are adopted.
         With `keep=True` the outputs are those of the layer from the beginning, and are preserved by the

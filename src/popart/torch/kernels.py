@@ -42,11 +42,11 @@ class Constants(NamedTuple):
     zero: Tensor
     one: Tensor
     floor: Tensor
-    """What mean and deviation are multiplied by for the least scale: (2⁻²³, 1)."""
+    """Factors of mean and deviation in the lower bound of the scale: (2⁻²³, 1)."""
 
 
 class LayerUpdate(NamedTuple):
-    """What an update means for the layer, and the normalised targets."""
+    """The change of the layer after an update, and the normalised targets."""
 
     factor: Tensor
     moved: Tensor
@@ -78,7 +78,7 @@ def constants(art: Rule[Any], state: Any, y: Tensor) -> Constants | None:
 
 
 _CONSTANTS: dict[tuple[float, torch.device], Constants] = {}
-"""Never made while a CUDA graph is captured, whose memory they would outlive."""
+"""Not filled while a CUDA graph is captured, because they outlive its memory."""
 
 
 def _constants(beta: float, device: torch.device) -> Constants:
@@ -90,7 +90,7 @@ def _constants(beta: float, device: torch.device) -> Constants:
 def update_(
     art: Moments, state: MomentsState, units: tuple[Tensor, Tensor], y: Tensor, of: Constants
 ) -> LayerUpdate:
-    """Update a state, scale and shift in place with targets; return what follows for the layer."""
+    """Update a state, scale and shift in place with targets; return the change of the layer."""
     counts, moments = state
     seen = counts[:1] > 0
     absorb_(state, y.reshape(-1), of)
@@ -125,13 +125,13 @@ def absorb_(state: MomentsState, y: Tensor, of: Constants) -> None:
     torch.lerp(before, batch, beta, out=new)
     moved, left = torch.diff(rows[:, 0]).split(1)
     new[1:].addcmul_(moved, left)
-    got = n > 0
-    new = torch.where(got, new, before)
+    has_targets = n > 0
+    new = torch.where(has_targets, new, before)
     new[1:].sqrt_()
     moments[:2].copy_(new)
     torch.addr(moments[:2, None], new, of.one, beta=-1 / EPS, alpha=1 / EPS, out=moments[2:, None])
     counts.clamp_(max=COUNT_MAX - len(y))
-    counts[:1].add_(got)
+    counts[:1].add_(has_targets)
     counts[1:].add_(len(y) - n)
 
 

@@ -29,7 +29,7 @@ HUGE = 2.0**100
 """Standard deviation of targets from which differences of two of them may overflow."""
 
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")
-"""To add a multiple of this takes half of the time of adding a number."""
+"""A tensor of 1: adding a multiple of it takes half the time of adding a number."""
 
 
 class Near(NamedTuple):
@@ -56,8 +56,8 @@ def _repeated(rescaled: Sequence[Rescaled], moved: Sequence[Tensor]) -> list[Ten
     return [*moved, *(x for x, power, _ in rescaled for _ in range(power))]
 
 
-class Memory:
-    """What an update reads and writes, looked up once. Copies of the head have None instead."""
+class Cache:
+    """Tensors that an update reads and writes, looked up once. Copies of the head have None instead."""
 
     __slots__ = ("affected", "art", "layers", "parameters", "pointers", "registered", "tensors", "views")
 
@@ -74,10 +74,10 @@ class Memory:
 
     @classmethod
     def of(cls, head: Any) -> Self | None:
-        """Return the memory of a head if these functions apply to it, as it was or looked up again."""
-        memory, art = head._memory, head.art
-        if memory is not None and memory.art is art and memory._is_current():
-            return memory
+        """Return the cache of a head if these functions apply to it, as it was or made anew."""
+        cache, art = head._cache, head.art
+        if cache is not None and cache.art is art and cache._is_current():
+            return cache
         if type(art) is not Moments or not isinstance(art.beta, float) or art != Moments(art.beta, art.std):
             return None
         moments = head._raw_state().moments
@@ -86,8 +86,8 @@ class Memory:
         used = [moments, head.scale, *(x for layer in head._layers() for x in layer[:2] if x is not None)]
         if head._group is not None or any(x.dtype.itemsize < 4 or x.is_inference() for x in used):
             return None
-        head._memory = memory = cls(head)
-        return memory
+        head._cache = cache = cls(head)
+        return cache
 
     def _is_current(self) -> bool:
         """Return whether the head's tensors and their memory are still the same."""
@@ -112,7 +112,7 @@ class Memory:
         return affected
 
     def _state_of(self, optimizer: Optimizer | None) -> list[int]:
-        """Return the identities of what the optimizer has of the head's parameters."""
+        """Return the identities of the optimizer's state of the head's parameters."""
         if optimizer is None:
             return []
         return [id(x) for parameter in self.parameters for x in optimizer.state.get(parameter, {}).values()]
@@ -125,12 +125,12 @@ def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.State
     """Update a head and return normalised targets; or return None, and change nothing, for other updates."""
     if type(y) is not Tensor or y.dtype is not torch.float32 or not y.is_cpu or torch.compiler.is_compiling():
         return None
-    memory = None if torch._C._get_tracing_state() or is_transformed(y) else Memory.of(head)
-    if memory is None:
+    cache = None if torch._C._get_tracing_state() or is_transformed(y) else Cache.of(head)
+    if cache is None:
         return None
-    affected = memory.affected_by(head, optimizer, how)
-    scale, shift, counts, moments = memory.views
-    old, count, (beta, s) = scale[0], counts[0], (memory.art.beta, memory.art.std)
+    affected = cache.affected_by(head, optimizer, how)
+    scale, shift, counts, moments = cache.views
+    old, count, (beta, s) = scale[0], counts[0], (cache.art.beta, cache.art.std)
     mu, sigma, mu_carry, sigma_carry = moments.tolist()
     if not 0 < count < COUNT_MAX or shift[0] != mu or not _scale(s, mu, sigma) == old > 0:
         return None
@@ -149,8 +149,8 @@ def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.State
     torch._C._set_grad_enabled(False)
     try:
         Near((old - new) / new, (mu - shift[0]) / new).apply_to_(*affected)
-        increment_version(memory.tensors[:2])
-        return y.sub(memory.tensors[1]).div_(memory.tensors[0])
+        increment_version(cache.tensors[:2])
+        return y.sub(cache.tensors[1]).div_(cache.tensors[0])
     finally:
         torch._C._set_grad_enabled(grad)
 
@@ -158,9 +158,7 @@ def update(head: Any, y: Any, optimizer: Optimizer | None, how: optimizers.State
 def _measured(y: Tensor) -> tuple[float, float]:
     """Return mean and standard deviation of targets; NaN if there are none, or some are not finite."""
     if y.numel() > FEW:
-        values = (
-            y.detach().double().reshape(-1)
-        )  # not NumPy's: its threads would get into the way of PyTorch's
+        values = y.detach().double().reshape(-1)  # NumPy's threads would compete with PyTorch's
         if not torch.dot(values, values) < math.inf:
             return math.nan, math.nan
         mean = float(values.mean())

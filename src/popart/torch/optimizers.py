@@ -1,7 +1,7 @@
 """The state that an optimizer keeps of a layer, rescaled together with the layer.
 
 Pop-Art changes the units of a head's gradients from one update to the next. Averages of gradients in the
-old units are converted to what they would have been had every gradient been in the new ones: averages of
+old units are converted to what they would be if every gradient had been in the new units: averages of
 gradients are multiplied by F, averages of their squares by F²; averages of steps have no unit and stay.
 """
 

@@ -1,11 +1,11 @@
-"""A check that targets are taken in before the outputs that they are compared with are computed.
+"""A check that `update` is called before the outputs of the loss are computed.
 
 In eager mode the backward pass of outputs checks that the head was not updated since. Where features require
 gradients PyTorch does so itself, because the gradient of the features needs the weights as they were. It
 cannot say what to do about it, so that the first outputs of a head are checked here too. In a function
 that `torch.compile` traces, `update` raises if outputs with gradients were computed before it. Where
-outputs and update are compiled apart, PyTorch's own check raises, if the features require gradients; without
-them nothing does.
+outputs and update are compiled apart, PyTorch's own check raises, if the features require gradients;
+otherwise there is no error.
 """
 
 import functools
