@@ -99,6 +99,7 @@ def machines() -> Iterator[Machines]:
         "PYTHONPATH",
         os.pathsep.join([str(Path(popart.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     )
+    patch.setenv("RAY_worker_niceness", "0")  # at Ray's own priority, 15, they wait for all other tests
     found = Machines()
     yield found
     found.cluster.shutdown()
