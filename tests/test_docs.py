@@ -1,15 +1,18 @@
 """The reference has every public name and every option; the tutorial's page is its source."""
 
 import importlib.util
+import inspect
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name, walk_packages
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import jupytext
+import matplotlib.figure
 import pytest
 
 import popart
@@ -19,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 UNLISTED = ("popart.correspondence", "popart.deep")
 """Public modules without `__all__`: their functions are public."""
+
+importing_all = pytest.mark.xdist_group("importing")
+"""Tests that import every module of the package."""
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +57,81 @@ def public_names() -> set[str]:
     return found
 
 
+def told_names(hooks: ModuleType) -> set[str]:
+    """Return the names that pages of the reference describe."""
+    pages = map(hooks.reference_of, hooks.undescribed())
+    return hooks.described() | {name for page in pages for name in re.findall(r"^::: (\S+)", page, re.M)}
+
+
+@importing_all
 def test_the_reference_has_every_public_name(hooks: ModuleType) -> None:
-    generated = {
-        name for m in hooks.undescribed() for name in re.findall(r"^::: (\S+)", hooks.reference_of(m), re.M)
-    }
-    told = hooks.described() | generated
+    told = told_names(hooks)
     assert public_names() <= told
     for name in told:
         resolve_name(name)
     assert len(popart.__all__) <= 16
+
+
+def given_by(thing: Any) -> Iterator[Any]:
+    """Yield the annotations of what a caller gets: values that are returned, fields, and bases of rules."""
+    names = {"Figure": matplotlib.figure.Figure}  # which is imported where it is drawn
+    if inspect.isfunction(thing):
+        yield get_type_hints(thing, localns=names).get("return")
+    elif inspect.isclass(thing):
+        if is_dataclass(thing) or issubclass(thing, tuple):
+            yield from (hint for name, hint in get_type_hints(thing).items() if not name.startswith("_"))
+        yield from (base for base in thing.__mro__[1:] if issubclass(base, popart.Rule))
+        for name in (name for name in dir(thing) if not name.startswith("_")):
+            member = inspect.getattr_static(thing, name)
+            method = getattr(member, "fget", getattr(member, "__func__", member))
+            if inspect.isfunction(method) and method.__module__.startswith("popart."):
+                yield from given_by(method)
+
+
+def classes_in(annotation: Any) -> Iterator[type]:
+    """Yield the classes of popart that an annotation names, also inside of others."""
+    for part in (annotation, get_origin(annotation)):
+        if inspect.isclass(part) and part.__module__.startswith("popart."):
+            yield part
+    for part in annotation if isinstance(annotation, list) else get_args(annotation):
+        yield from classes_in(part)
+
+
+def untold(told: set[str]) -> set[str]:
+    """Return the classes that callers of what is told get, and that are not told themselves."""
+    things = [resolve_name(name) for name in told]
+    for module in filter(inspect.ismodule, tuple(things)):
+        things += [x for x in vars(module).values() if inspect.getmodule(x) is module]
+    given = {found for thing in things for hint in given_by(thing) for found in classes_in(hint)}
+    names = {f"{found.__module__}.{found.__name__}" for found in given if found not in things}
+    return {name for name in names if "._" not in name}
+
+
+@importing_all
+def test_the_reference_has_every_class_that_a_public_function_gives(hooks: ModuleType) -> None:
+    assert untold(told_names(hooks)) == set()
+
+
+class Hidden(NamedTuple):
+    """A state that no page describes."""
+
+    mean: float
+
+
+def returning() -> dict[str, Hidden] | None: ...
+
+
+class Having(NamedTuple):
+    """A public class with a hidden field."""
+
+    state: Hidden
+
+
+@pytest.mark.parametrize("public", [returning, Having])
+def test_a_class_that_no_page_describes_is_found(public: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hidden, "__module__", "popart.new")
+    monkeypatch.setattr(popart, "preserve", public)
+    assert untold({"popart.preserve"}) == {"popart.new.Hidden"}
 
 
 def test_a_public_module_that_no_page_describes_gets_a_page(

@@ -1,5 +1,6 @@
 """Bad input: the error names the argument, its value and what is allowed, and nothing has changed."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import torch
 import popart
 import popart.correspondence
 import popart.reference
+from popart.jax.heads import Axis
 
 BETA_RULES = [popart.Moments, popart.Covariance, popart.Percentiles, popart.Expectiles, popart.Extremes]
 RATIO_RULES = [popart.Percentiles, popart.Expectiles, popart.reference.OrderStatistics]
@@ -68,6 +70,14 @@ def test_std_must_be_positive(s: float) -> None:
 def test_settings_are_checked_when_they_are_made(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_order_statistics_of_replicas_are_refused() -> None:
+    rule = popart.reference.OrderStatistics(capacity=8)
+    update = partial(rule.update, rule.init(like=jnp.zeros(())), across=Axis("replicas"))
+    message = "across is given; order statistics are a reference for a single process"
+    with pytest.raises(ValueError, match=message):
+        jax.vmap(update, axis_name="replicas")(jnp.ones((2, 4)))
 
 
 @pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray, torch.asarray])

@@ -24,31 +24,46 @@ ROOT = Path(__file__).parents[1]
 RULES = [popart.Moments(beta=0.1), popart.Percentiles(beta=0.1), popart.Covariance(beta=0.1)]
 
 
-def _process(rank: int, size: int, port: int, work: Callable[[int, int], Any], results: Any) -> None:
+Work = Callable[[int, int], Any]
+
+
+def _process(rank: int, size: int, port: int, works: tuple[Work, ...], results: Any) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=size)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            results.put((rank, work(rank, size)))
-    except Exception as error:
-        results.put((rank, repr(error)))
-    dist.barrier()
+    for work in works:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                results.put((work.__name__, rank, work(rank, size)))
+        except Exception as error:
+            results.put((work.__name__, rank, repr(error)))
+        dist.barrier()
     dist.destroy_process_group()
 
 
-def in_processes(work: Callable[[int, int], Any], size: int = 2) -> list[Any]:
-    """Return the result of the work in each of several processes, which gloo connects."""
+def in_processes(*works: Work, size: int = 2) -> dict[str, list[Any]]:
+    """Return the results of each work, by its name, in each of several processes that gloo connects."""
     context = mp.get_context("spawn")
     results, port = context.SimpleQueue(), free_port()
-    processes = [context.Process(target=_process, args=(i, size, port, work, results)) for i in range(size)]
+    processes = [context.Process(target=_process, args=(i, size, port, works, results)) for i in range(size)]
     for process in processes:
         process.start()
-    answers = dict(results.get() for _ in range(size))
+    answers = {
+        (name, rank): answer for name, rank, answer in (results.get() for _ in range(size * len(works)))
+    }
     for process in processes:
         process.join()
-    return [answers[rank] for rank in range(size)]
+    return {work.__name__: [answers[work.__name__, rank] for rank in range(size)] for work in works}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, list[Any]]:
+    """Return the results of all works below in two processes, started once. Tests that use it are a group."""
+    return in_processes(_train, _disagree, _copy)
+
+
+gloo = pytest.mark.xdist_group("gloo")
 
 
 def _train(rank: int, size: int) -> dict[str, Any]:
@@ -99,8 +114,9 @@ def _train_network(rank: int, size: int) -> Any:
     return network.head(network.body(torch.ones(2, 4))).detach().numpy(), network.head.affine.scale.numpy()
 
 
-def test_two_processes_on_gloo_equal_one() -> None:
-    first, second = in_processes(_train)
+@gloo
+def test_two_processes_on_gloo_equal_one(answers: dict[str, list[Any]]) -> None:
+    first, second = answers["_train"]
     alone = _train(0, 1)
     for name, (outputs, scale) in alone.items():
         for replica in (first, second):
@@ -120,16 +136,17 @@ def _disagree(rank: int, size: int) -> None:
     PopArt(4, 2, popart.Moments(beta=0.1 / (1 + rank)), process_group=True)
 
 
-def test_replicas_that_disagree_on_settings_are_told_so() -> None:
-    for answer in in_processes(_disagree):
+@gloo
+def test_replicas_that_disagree_on_settings_are_told_so(answers: dict[str, list[Any]]) -> None:
+    for answer in answers["_disagree"]:
         assert "ValueError" in answer
         assert "replica 0 has PopArt(4, 2, art=Moments(beta=0.1" in answer
         assert "replica 1 has PopArt(4, 2, art=Moments(beta=0.05" in answer
 
 
-def test_a_head_with_a_group_can_be_copied() -> None:
-    for answer in in_processes(_copy):
-        assert answer == "copied"
+@gloo
+def test_a_head_with_a_group_can_be_copied(answers: dict[str, list[Any]]) -> None:
+    assert answers["_copy"] == ["copied", "copied"]
 
 
 def _copy(rank: int, size: int) -> str:

@@ -182,6 +182,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Any, A
     return folder, going_on
 
 
+@pytest.mark.xdist_group("sb3_resumed")  # the fixture trains all of them
 @pytest.mark.parametrize("algorithm", ALL)
 def test_a_model_that_a_new_process_loads_trains_as_if_it_had_not_been_stopped(
     algorithm: Any, resumed: tuple[Path, dict[Any, Any]]

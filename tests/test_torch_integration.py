@@ -706,6 +706,41 @@ def test_networks_with_heads_can_be_traced_and_exported(kind: str) -> None:
     torch.testing.assert_close(exported(H[:5]), network(H[:5]))
 
 
+class AllKinds(nn.Module):
+    """A network with a head of each kind, in evaluation after an update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.heads = nn.ModuleList()
+        for kind in KINDS:
+            head, shape = make(kind)
+            head.update(targets(shape, size=100.0))
+            self.heads.append(head)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = self.body(x)
+        return tuple(head(h) for head in self.heads)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+def test_a_network_exported_to_onnx_has_the_outputs_of_every_head() -> None:
+    """ONNX's own reference evaluates the graph, with a batch of another size."""
+    from onnx.reference import ReferenceEvaluator
+
+    network, batch = AllKinds(), torch.export.Dim("batch")
+    exported = torch.onnx.export(
+        network, (H,), dynamo=True, dynamic_shapes=({0: batch},), input_names=["x"], verbose=False
+    )
+    assert exported is not None
+    graph = ReferenceEvaluator(exported.model_proto)
+    outputs: Any = graph.run(None, {"x": H[:5].numpy()})
+    for output, expected in zip(outputs, network(H[:5]), strict=True):
+        np.testing.assert_allclose(output, expected.detach(), rtol=1e-5, atol=1e-3)
+
+
 def test_a_pickled_head_has_the_same_outputs() -> None:
     head = PopArt(8, 3, FAST)
     head.update(targets(size=100.0))

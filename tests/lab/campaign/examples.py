@@ -23,6 +23,11 @@ OPTIONS = ["--games", "catch", "--agents", "popart", "--seeds", "3", "--frames",
            "--cores", "1", "--retry-after", "0.5"]  # fmt: skip
 
 OFTEN = ["--checkpoint-every", "0.5"]
+
+DIVERGING = ["--agents", "clipped", "unclipped", "--seeds", "1", "--frames", "3000", "--reward-scale", "1e30",
+             "--evaluate-every", "0"]  # fmt: skip
+"""With rewards of 1e30 the unclipped agent's errors overflow; the clipped one does not notice."""
+
 LIMIT = 300.0
 """Seconds after which a condition is given up, on a machine however slow."""
 
@@ -104,6 +109,20 @@ def failures(out: Path) -> dict[str, list[str]]:
 def resumed(out: Path) -> dict[str, int]:
     """Return how often each run was resumed."""
     return {run: len(read_manifest(out / run)["resumed"]) for run in RUNS}
+
+
+def assert_unclipped_diverged(out: Path, text: str) -> None:
+    """Check what a campaign of DIVERGING leaves and says: one fleet failed, after one attempt."""
+    text = " ".join(text.split())
+    assert "1 of 2 fleets failed" in text
+    assert "catch-unclipped-0: it diverged" in text
+    clipped, unclipped = out / "catch-clipped-0", out / "catch-unclipped-0"
+    assert is_finished(clipped)
+    assert not is_finished(unclipped)
+    record = records.read(unclipped)
+    assert record is not None
+    assert (record.attempt, len(record.failures), record.outcome) == (1, 1, "failed")
+    assert "it diverged" in record.failures[0].reason
 
 
 def settings(out: Path) -> Mapping[str, Any]:

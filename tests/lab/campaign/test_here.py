@@ -17,10 +17,12 @@ from popart.lab.campaign.status import table
 from popart.lab.campaign.work import Result, attempt
 from tests.backends import sharing_what_is_compiled
 from tests.lab.campaign.examples import (
+    DIVERGING,
     LIMIT,
     OFTEN,
     RUNS,
     assert_same,
+    assert_unclipped_diverged,
     attempts,
     failures,
     finished,
@@ -118,27 +120,10 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(tmp_path: Path) -> None:
-    """With rewards of 1e30 the unclipped agent's errors overflow; the clipped one is not affected."""
-    out, names = tmp_path / "runs", ("catch-clipped-0", "catch-unclipped-0")
-    options = [
-        "--agents",
-        "clipped",
-        "unclipped",
-        "--seeds",
-        "1",
-        "--frames",
-        "3000",
-        "--reward-scale",
-        "1e30",
-    ]
-    with started(out, *options, "--evaluate-every", "0") as driver:
-        text = " ".join(finished(driver, out, 2).split())
-    assert "1 of 2 fleets failed" in text
-    assert "catch-unclipped-0: it diverged" in text
-    assert [is_finished(out / name) for name in names] == [True, False]
-    record = records.read(out / names[1])
-    assert record is not None
-    assert (record.attempt, len(record.failures), record.outcome) == (1, 1, "failed")
+    out = tmp_path / "runs"
+    with started(out, *DIVERGING) as driver:
+        text = finished(driver, out, 2)
+    assert_unclipped_diverged(out, text)
     shown = subprocess.run(popart("campaign", "status", str(out)), capture_output=True, text=True, check=True)
     assert "1 failed, 1 finished" in shown.stdout
     assert "it diverged" in shown.stdout

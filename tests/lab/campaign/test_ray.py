@@ -19,9 +19,11 @@ import popart
 from popart.lab.campaign import records
 from tests.backends import sharing_what_is_compiled
 from tests.lab.campaign.examples import (
+    DIVERGING,
     OFTEN,
     RUNS,
     assert_same,
+    assert_unclipped_diverged,
     attempts,
     failures,
     finished,
@@ -97,6 +99,7 @@ def machines() -> Iterator[Machines]:
         "PYTHONPATH",
         os.pathsep.join([str(Path(popart.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     )
+    patch.setenv("RAY_worker_niceness", "0")  # at Ray's own priority, 15, they wait for all other tests
     found = Machines()
     yield found
     found.cluster.shutdown()
@@ -134,6 +137,17 @@ def test_a_killed_node_loses_nothing_but_what_follows_its_last_checkpoint(
     assert resumed(out) == {RUNS[0]: 1, RUNS[1]: 1, RUNS[2]: 0}
     assert "killed" in failures(out)[RUNS[0]][0]
     assert_same(out, undisturbed)
+
+
+def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(
+    machines: Machines, tmp_path: Path
+) -> None:
+    """Not on another node either."""
+    machines.two()
+    out = tmp_path / "runs"
+    with started(out, *DIVERGING, "--ray", machines.address) as driver:
+        text = finished(driver, out, 2)
+    assert_unclipped_diverged(out, text)
 
 
 def test_a_driver_that_is_interrupted_and_then_killed_continues_when_started_again(

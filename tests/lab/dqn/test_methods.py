@@ -1,5 +1,8 @@
 """The methods that `popart scale` compares: their table, their parts, and which are free of scale."""
 
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +14,9 @@ import numpy as np
 import pytest
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
+import popart
 import popart.lab.dqn.methods
+from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_SCHEDULE
 from popart.lab.dqn.methods import config_of, method
 from popart.lab.dqn.methods.return_scaling import ErrorScaling
@@ -19,6 +24,8 @@ from popart.lab.dqn.rewards import VecNormalize
 from popart.lab.envs.small import Game
 from popart.lab.experiments.reward_scale.config import METHODS
 from popart.lab.experiments.reward_scale.training import Training, advance, init
+from popart.lab.files import read_table
+from tests.backends import sharing_what_is_compiled
 
 SCALE_FREE = {"popart", "popart_adam", "art", "scale_only", "adaptive_bins"}
 
@@ -27,6 +34,51 @@ def test_a_method_is_one_file_and_one_line_of_the_table() -> None:
     files = Path(popart.lab.dqn.methods.__file__).parent.glob("[!_]*.py")
     assert {file.stem for file in files} == set(METHODS)
     assert all(method(name).source for name in METHODS)
+
+
+def test_the_help_has_every_method_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["scale", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    told = said.partition("--methods [STR [STR ...]] ")[2].partition("--scales")[0]
+    assert all(f"{name}: {label}" in told for name, label in METHODS.items())
+
+
+@pytest.mark.slow
+def test_one_file_and_one_line_of_the_table_add_a_method_that_the_command_trains(tmp_path: Path) -> None:
+    """In a copy of the package: Pop-Art with another rule."""
+    copy = shutil.copytree(Path(popart.__file__).parent, tmp_path / "popart")
+    file = """
+import popart
+from popart.jax.alternatives import Linear
+from popart.lab.dqn.methods import Method
+
+def head(config, actions):
+    print("The head of the test is used.")
+    return Linear(popart.Expectiles(config.beta))
+
+METHOD = Method("this test", head)
+"""
+    (copy / "lab" / "dqn" / "methods" / "of_the_test.py").write_text(file, "utf-8")
+    table = copy / "lab" / "experiments" / "reward_scale" / "config.py"
+    text, line = table.read_text("utf-8"), "METHODS = {\n"
+    assert text.count(line) == 1
+    table.write_text(text.replace(line, line + '    "of_the_test": "with expectiles",\n'), "utf-8")
+
+    def popart_scale(*arguments: str) -> str:
+        command = [sys.executable, "-m", "popart", "scale", *arguments]
+        environment = {**sharing_what_is_compiled(), "PYTHONPATH": str(tmp_path)}
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    assert "of_the_test: with expectiles" in " ".join(popart_scale("--help").replace("│", " ").split())
+    options = ["--games", "catch", "--methods", "of_the_test", "--scales", "1", "--seeds", "1"]
+    said = popart_scale(*options, "--steps", "2000", "--out", "run")
+    assert "The head of the test is used." in said
+    assert [row["method"] for row in read_table(tmp_path / "run" / "returns.csv")] == ["of_the_test"]
+    drawn = "".join(path.read_text("utf-8") for path in (tmp_path / "run").glob("*.svg"))
+    assert "with expectiles" in drawn
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The methods that `popart scale` compares: one file each, with a `METHOD`, found by its name.
 
-To add one, write a file here, and a line in the table of `popart.lab.experiments.reward_scale.config`.
+To add one, write a file here, and a line in the table of `popart.lab.experiments.reward_scale.config`. The
+option `--methods`, its help and the figures take it from there.
 """
 
 import importlib

@@ -70,6 +70,15 @@ _Scales = Annotated[
     tuple[float, ...], tyro.conf.arg(help_behavior_hint="(default: 10^-8, 10^-4, 1, 10^4, 10^8)")
 ]
 
+_Methods = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        help="Methods to compare, or all. "
+        + "; ".join(f"{name}: {label}" for name, label in METHODS.items())
+        + ". docs/explanation/which-normalisation.md describes them."
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -83,11 +92,8 @@ class Scale:
     games: tuple[str, ...] = PAPER_GAMES
     """Games to play: cartpole, catch, breakout, space_invaders, asterix, freeway."""
 
-    methods: tuple[str, ...] = AGENTS
-    """Methods to compare, or all. unclipped: Double DQN on unclipped rewards; clipped: rewards and errors
-    clipped to [-1, 1]; popart: unclipped rewards with Pop-Art; unclipped_adam, popart_adam, art, scale_only,
-    vecnormalize, return_scaling, percentile_span, h, symlog, two_hot, hl_gauss, adaptive_bins:
-    docs/explanation/which-normalisation.md."""
+    methods: _Methods = AGENTS
+    """Methods to compare, or all; see `METHODS`."""
 
     scales: _Scales = SCALES
     """Factors by which rewards are multiplied."""
