@@ -5,7 +5,7 @@ back-propagating the loss through it, or by inverting it. The layer then is a Po
 other, with these for targets.
 """
 
-from popart._arrays import Array, is_numpy, namespace, to_numpy
+from popart._arrays import Array, is_numpy, namespace
 
 
 def step_targets(z: Array, gradient: Array, step: float = 1.0) -> Array:
@@ -31,10 +31,10 @@ def softmax_targets(probabilities: Array, smoothing: float = 0.0) -> Array:
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing is {smoothing!r}; it must be in [0, 1)")
     p = (1 - smoothing) * probabilities + smoothing / k
-    if is_numpy(p) and not (to_numpy(p) > 0).all():
+    if is_numpy(p) and not (p > 0).all():
         raise ValueError(
-            f"probabilities reach down to {to_numpy(probabilities).min()} with smoothing {smoothing!r}; a "
-            "soft-max never gives 0: give some smoothing"
+            f"probabilities reach down to {probabilities.min()} with smoothing {smoothing!r}; a soft-max "
+            "never gives 0: give some smoothing"
         )
     z = xp.log(p.clip(float(xp.finfo(p.dtype).tiny), None))
     return z - z.mean(-1)[..., None]
