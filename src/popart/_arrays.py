@@ -1,7 +1,7 @@
 """The few functions that NumPy, JAX and PyTorch spell differently.
 
-The method is written once, over the module that its arguments belong to. This file imports neither JAX nor
-PyTorch: an argument can only be theirs if somebody else has imported them.
+The method is written once, over the module of its arguments. This file imports neither JAX nor PyTorch: an
+argument can only be theirs if somebody else has imported them.
 """
 
 import math

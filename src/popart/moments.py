@@ -190,11 +190,10 @@ class Covariance(Rule[CovarianceState]):
       \sqrt{(1-\beta)\beta}\, d,\; \sqrt\beta\, S L\right]$$
 
     with A, d and S the old deviations, the error of the mean, and the deviations within the batch, in
-    units of the new ones, and L the factor of the batch. Targets that lie in a subspace leave a factor
-    that is singular; a few ulps of the identity are added to the correlations before they are used.
+    units of the new ones, and L the factor of the batch. For targets that lie in a subspace, a few ulps of
+    the identity are added to the correlations before they are used.
 
-    A target is a vector of shape `(k,)`; it is left out whole if any of its elements is not finite.
-    The arguments are those of `Moments`.
+    A target `(k,)` is left out whole if any number of it is not finite. The arguments are as for `Moments`.
     """
 
     beta: float | Step = 1e-4

@@ -21,19 +21,18 @@ State = TypeVar("State", bound=Any)
 
 @dataclass(frozen=True, repr=False)
 class Rule(ABC, Generic[State]):
-    """How targets are measured (ART): settings, and three pure functions of a state.
+    """How targets are measured (ART): settings, and pure functions `init`, `absorb` and `affine` of a state.
 
-    A rule defines `init`, `absorb` and `affine`. A state is a NamedTuple of arrays for statistics of some
-    shape: `()` for one normalisation of everything, `(k,)` for one per output, `(tasks, ...)` for one per
-    task. Its first array, `counts`, has the number of updates in `counts[0]`, and in `counts[1]` the number
-    of targets that were left out because they were not finite.
+    A state is a NamedTuple of arrays for statistics of some shape: `()` for one normalisation of everything,
+    `(k,)` for one per output, `(tasks, ...)` for one per task. Its first array, `counts`, has the number of
+    updates, and the number of targets that were left out because they were not finite.
 
     Args:
         symmetric: True fixes μ at 0, for layers without a bias: targets are measured together with their
             negatives.
-        keep: True is for a layer that has been trained already. Its outputs are kept from the start: before
-            the first targets the normalisation is the identity, and these are not adopted. While all targets
-            are the same, the scale is their size.
+        keep: True preserves the outputs of a layer that has been trained already: before the first targets
+            the normalisation is the identity, and these are not adopted. While all targets are the same, the
+            scale is their size.
     """
 
     _: KW_ONLY
@@ -45,10 +44,9 @@ class Rule(ABC, Generic[State]):
 
     @abstractmethod
     def init(self, shape: Sequence[int] = (), like: Array = None) -> State:
-        """Return the state before any target.
+        """Return the state before any target, on the device of `like` and in its module and precision.
 
-        Its arrays have the module, precision and device of `like`, or are NumPy's and follow the first
-        targets.
+        Without `like`, it is NumPy's and follows the first targets.
         """
 
     @abstractmethod
@@ -175,8 +173,7 @@ def check_settings(beta: float | Step, nu0: float | None) -> None:
 def check_finite(state: Any) -> None:
     """Raise FloatingPointError if targets were left out of this state because they were not finite.
 
-    Updates never raise for them, so that they run in compiled code and without waiting for a device;
-    call this where a wait does no harm.
+    Updates never raise for them, so that they can be compiled and need not wait for a device. This waits.
     """
     skipped = np.array(state.counts[1].tolist())
     if skipped.any():
