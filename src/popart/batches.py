@@ -38,7 +38,10 @@ class Batch(NamedTuple):
     """How much each target counts, `(n, ...)`; None: all count once."""
 
     weight: Array
-    """Total weight of the targets of each statistic, over all replicas; an int if all count for all."""
+    """Total weight of the targets of each statistic, over all replicas.
+
+    An int if every target is known to count once for every statistic.
+    """
 
     skipped: Array
     """Number of targets that were left out because they were not finite."""
@@ -138,9 +141,9 @@ def take(
 
 
 def _sifted(batch: Batch, is_count: bool, event_axes: int) -> Batch:
-    """Leave out what has no share or is not finite; `is_count` says that shares are 0 and 1.
+    """Leave out targets without a share and those that are not finite; `is_count`: shares are 0 or 1.
 
-    Both are multiplied as floats: compilers make slow loops of conditions on numbers of different size.
+    Masks are multiplied as floats: compilers make slow loops of conditions on numbers of different size.
     """
     xp, y = namespace(batch.y), batch.y
     finite = xp.abs(y) <= FLOAT32_MAX if batch.wide else xp.abs(y) < math.inf
@@ -149,22 +152,21 @@ def _sifted(batch: Batch, is_count: bool, event_axes: int) -> Batch:
     if batch.share is not None:
         given = batch.share if is_count else cast(batch.share > 0, y.dtype)
         share, bad = finite * batch.share, bad * given
-    elif batch.index is None and batch.across is None:
+    if batch.share is None and batch.index is None and batch.across is None:
         skipped = batch.sum_here(bad)
-        y = xp.where(share > 0, y, 0.0)
-        return batch._replace(y=y, share=share, weight=len(y) - skipped, skipped=skipped)
-    batch = batch._replace(y=xp.where(share > 0, y, 0.0), share=share)
-    if batch.wide and is_count and batch.across is None and len(y) < MANY:
+        weight = len(y) - skipped
+    elif batch.wide and is_count and batch.across is None and len(y) < MANY:
         both = batch.sum_here(share + MANY * bad)
         skipped = xp.floor(both * (1 / MANY))
-        return batch._replace(weight=both - MANY * skipped, skipped=skipped)
-    both = xp.stack((batch.sum_here(share), batch.sum_here(bad)))
-    both = both if batch.across is None else batch.across.sum(both)
-    return batch._replace(weight=both[0], skipped=both[1])
+        weight = both - MANY * skipped
+    else:
+        both = xp.stack((batch.sum_here(share), batch.sum_here(bad)))
+        weight, skipped = both if batch.across is None else batch.across.sum(both)
+    return batch._replace(y=xp.where(share > 0, y, 0.0), share=share, weight=weight, skipped=skipped)
 
 
 def _are_finite(y: Array, wide: bool) -> bool:
-    """Return whether all of NumPy's targets are known to be finite, which their squares tell quickest."""
+    """Return whether all of NumPy's targets are known to be finite: the sum of their squares is."""
     with np.errstate(over="ignore", invalid="ignore"):  # they are looked at one by one then
         return bool(sum_of_squares(y.reshape(-1)) < (FLOAT32_MAX**2 if wide else math.inf))
 

@@ -122,7 +122,7 @@ class Moments(Rule[MomentsState]):
         mu, sigma = state.moments[0], state.moments[1]
         seen = self.nu0 is not None or state.counts[0] > 0
         if self.epsilon:
-            sigma = seen * sigma.clip(math.sqrt(self.epsilon), None)
+            sigma = seen * sigma.clip(math.sqrt(self.epsilon), None)  # 0 before any target
         return self.finish(sigma, mu, seen, self.std)
 
 
