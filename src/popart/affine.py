@@ -47,8 +47,7 @@ class Affine(NamedTuple):
         xp, (scale, shift) = _arrays_of(self, targets)
         y = _floats(xp, targets, scale)
         if self.is_dense:
-            per_u, A = _equilibrate(scale)
-            live = xp.any(scale != 0, axis=-1)
+            live, per_u, A = _equilibrate(scale)
             return _solve(A, xp.where(live, y * per_u - shift * per_u, 0.0))
         live = scale != 0
         if is_numpy(scale) and scale.ndim == shift.ndim == 0 and y.dtype.itemsize <= 4:
@@ -122,8 +121,7 @@ class Change(NamedTuple):
         """Return F W, or with `power` 2 what becomes of squares of it (which is exact if F is diagonal)."""
         if layout == "out_in" or self.factor.ndim == 0:
             return self._columns(W, power)
-        xp = namespace(W)
-        return xp.swapaxes(self._columns(xp.swapaxes(W, -1, -2), power), -1, -2)
+        return self._columns(W.swapaxes(-1, -2), power).swapaxes(-1, -2)
 
     def rescale_bias(self, b: Array, *, power: int = 1, shift: bool = False) -> Array:
         """Return F b, or with `shift` what becomes of the bias itself."""
@@ -221,9 +219,9 @@ def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
     """Return the change in units of the rows of the new scale."""
     xp = namespace(new.scale)
     before, after = _as_dense(old), _as_dense(new)
-    told = xp.any(after != 0, axis=-1) & (old.shift == old.shift)  # not NaN
+    live, per_u, A = _equilibrate(after)
+    told = live & (old.shift == old.shift)  # not NaN
     known = told & xp.any(before != 0, axis=-1) if adopt else told
-    per_u, A = _equilibrate(after)
     B = xp.where(known[..., None], before * per_u[..., None], A)
     change = solve(A, B - A)
     near = cast(xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5, A.dtype)[..., None, None]
@@ -231,13 +229,11 @@ def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
     return Change(near * eye(A), xp.where(near > 0, change, solve(A, B)), moved)
 
 
-def _equilibrate(scale: Array) -> tuple[Array, Array]:
-    """Powers of two, one per row, and the dense scale times them, its zero rows made unit."""
-    xp = namespace(scale)
-    largest = xp.amax(xp.abs(scale), axis=-1)
-    _, per_u = unit(largest)
-    dead = asarray(xp, largest == 0, scale.dtype, scale)
-    return per_u, scale * per_u[..., None] + dead[..., None] * eye(scale)
+def _equilibrate(scale: Array) -> tuple[Array, Array, Array]:
+    """Return which rows are not 0, a power of two for each, and each row times it; if 0, of the identity."""
+    largest = namespace(scale).amax(abs(scale), axis=-1)
+    live, (_, per_u) = largest != 0, unit(largest)
+    return live, per_u, scale * per_u[..., None] + cast(~live, scale.dtype)[..., None] * eye(scale)
 
 
 def _solve(A: Array, y: Array) -> Array:
@@ -251,8 +247,7 @@ def _solve(A: Array, y: Array) -> Array:
 def _as_dense(affine: Affine) -> Array:
     if affine.is_dense:
         return affine.scale
-    xp = namespace(affine.scale)
-    diagonal = affine.scale + xp.zeros_like(affine.shift)
+    diagonal = affine.scale + namespace(affine.shift).zeros_like(affine.shift)
     return diagonal[..., None] * eye(diagonal)
 
 
@@ -313,7 +308,7 @@ def _check_new_scale(old: Affine, new: Affine) -> None:
         raise ValueError(f"new has scale {after} and shift {shift}; both must be finite")
     seen = ~np.isnan(known)
     if new.is_dense:
-        rows = _equilibrate(after.astype(float))[1]
+        *_, rows = _equilibrate(after.astype(float))
         singular = seen.any() and (np.linalg.cond(rows) > 1 / np.finfo(after.dtype).eps).any()
     else:
         spread = before.any(-1) if old.is_dense else before != 0

@@ -265,8 +265,7 @@ def _factor(blocks: Sequence[Array]) -> Array:
 
 def _triangle(M: Array) -> Array:
     """Return a lower triangle L with L Lᵀ = M Mᵀ."""
-    xp = namespace(M)
-    return xp.swapaxes(xp.linalg.qr(xp.swapaxes(M, -1, -2))[1], -1, -2)
+    return namespace(M).linalg.qr(M.swapaxes(-1, -2))[1].swapaxes(-1, -2)
 
 
 def _start(zero: Array, nu0: float | None) -> Array:
