@@ -1,12 +1,12 @@
 """The few functions that NumPy, JAX and PyTorch spell differently.
 
-The method is written once, over the module that its arguments belong to. This file imports neither JAX nor
-PyTorch: an argument can only be theirs if somebody else has imported them.
+The method is written once, over the module of its arguments. This file imports neither JAX nor PyTorch: an
+argument can only be theirs if somebody else has imported them.
 """
 
 import math
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ Namespace = Any
 """`numpy`, `jax.numpy` or `torch`."""
 
 ROW = 4096
-"""Length of a vector that is given to one thread."""
+"""Length of a vector for which BLAS starts no threads."""
 
 _NUMPY = (np.ndarray, np.generic, int, float, list, tuple, type(None))
 
@@ -59,7 +59,7 @@ def values_of(x: Array) -> np.ndarray[Any, np.dtype[Any]] | None:
 
 def asarray(xp: Namespace, x: Array, dtype: Any, like: Array) -> Array:
     """Convert `x` to an array of `xp` with this dtype, on the device of `like`."""
-    if xp is np or not is_torch(xp):
+    if not is_torch(xp):
         return xp.asarray(x, dtype=dtype)
     device = like.device if isinstance(like, xp.Tensor) else None
     if isinstance(x, xp.Tensor):
@@ -74,24 +74,16 @@ def cast(x: Array, dtype: Any) -> Array:
     return x if x.dtype == dtype else x.astype(dtype) if hasattr(x, "astype") else x.to(dtype)
 
 
-def is_float(xp: Namespace, dtype: Any) -> bool:
-    return dtype.is_floating_point if is_torch(xp) else xp.issubdtype(dtype, xp.floating)
+def is_float(dtype: Any) -> bool:
+    return dtype.kind in "fV" if isinstance(dtype, np.dtype) else dtype.is_floating_point  # V: bfloat16
 
 
 def float_dtype(xp: Namespace, x: Array) -> Any:
-    """Return the dtype for statistics of `x`: its own if that is float32 or float64.
-
-    Half precisions are measured in float32; integers, booleans and Python numbers in the module's
-    default float.
-    """
+    """Return the dtype for statistics of `x`: float32 for half precisions, the default for other numbers."""
     dtype = getattr(x, "dtype", None)
-    if dtype is None or namespace(x) is not xp or not is_float(xp, dtype):
+    if dtype is None or namespace(x) is not xp or not is_float(dtype):
         return xp.zeros(()).dtype
     return dtype if dtype.itemsize >= 4 else xp.float32
-
-
-def to_numpy(x: Array) -> np.ndarray[Any, np.dtype[Any]]:
-    return np.asarray(x.detach().cpu() if is_torch(namespace(x)) else x)
 
 
 def eps_of(dtype: Any) -> float:
@@ -125,43 +117,38 @@ def eye(like: Array) -> Array:
 
 
 def sum_of_squares(x: Array) -> Array:
-    """Return the sum of the squares of NumPy's numbers `(n,)`.
+    """Return the sum of the squares of a vector of NumPy's.
 
-    The library behind NumPy starts threads for long vectors. They get into the way of PyTorch's, which wait
-    for more work for a while: an update took ten times as long. So no vector is long here.
+    BLAS starts threads for long vectors. They compete with PyTorch's, which keep waiting for more work: an
+    update took ten times as long. So no vector is long here.
     """
+    if len(x) < ROW:
+        return x @ x
     long = len(x) // ROW * ROW
     rows, rest = x[:long].reshape(-1, ROW), x[long:]
-    total = rest @ rest
-    return total + np.vecdot(rows, rows).sum() if long else total
+    return rest @ rest + np.vecdot(rows, rows).sum()
 
 
-def segment_sum(x: Array, index: Array, n: int) -> Array:
-    """Return the sums over the rows of `x` with each index from 0 to n - 1, `(n, *x.shape[1:])`."""
-    xp = namespace(x)
-    if is_torch(xp) and x.device.type == "cpu":  # takes half the time of index_add
-        return x.new_zeros((n, *x.shape[1:])).scatter_reduce(0, _like_rows(index, x), x, "sum")
+def fold(kind: Literal["sum", "max"], x: Array, index: Array, n: int) -> Array:
+    """Return the sums or the maxima of the rows of `x` with each index from 0 to n - 1, `(n, *x.shape[1:])`.
+
+    Without an index, of all rows, `x.shape[1:]`. The maximum of no rows is minus infinity.
+    """
+    xp, shape, none = namespace(x), (n, *x.shape[1:]), 0.0 if kind == "sum" else -math.inf
+    if index is None:
+        return x.sum(0) if kind == "sum" else xp.amax(x, 0)
     if is_torch(xp):
-        return x.new_zeros((n, *x.shape[1:])).index_add(0, index, x)
+        if kind == "sum" and x.device.type != "cpu":  # where it takes twice the time of scatter_reduce
+            return x.new_zeros(shape).index_add(0, index, x)
+        places = index.long().reshape(-1, *(1,) * (x.ndim - 1)).expand(x.shape)
+        return x.new_full(shape, none).scatter_reduce(0, places, x, "sum" if kind == "sum" else "amax")
     if xp is not np:
-        return xp.zeros((n, *x.shape[1:]), x.dtype).at[index].add(x)
-    columns = math.prod(x.shape[1:])
+        places = xp.full(shape, none, x.dtype).at[index]
+        return places.add(x) if kind == "sum" else places.max(x)
+    if kind == "max":
+        largest = np.full(shape, none, x.dtype)
+        np.maximum.at(largest, index, x)
+        return largest
+    columns = math.prod(shape[1:])
     places = index if columns == 1 else (index[:, None] * columns + np.arange(columns)).reshape(-1)
-    total = np.bincount(places, x.reshape(-1), n * columns)
-    return total.astype(x.dtype, copy=False).reshape((n, *x.shape[1:]))
-
-
-def segment_max(x: Array, index: Array, n: int) -> Array:
-    """Return the largest of the rows of `x` with each index, minus infinity of none."""
-    xp = namespace(x)
-    if is_torch(xp):
-        return x.new_full((n, *x.shape[1:]), -math.inf).scatter_reduce(0, _like_rows(index, x), x, "amax")
-    if xp is not np:
-        return xp.full((n, *x.shape[1:]), -math.inf, x.dtype).at[index].max(x)
-    largest = np.full((n, *x.shape[1:]), -math.inf, x.dtype)
-    np.maximum.at(largest, index, x)
-    return largest
-
-
-def _like_rows(index: Array, x: Array) -> Array:
-    return index.long().reshape(-1, *(1,) * (x.ndim - 1)).expand(x.shape)
+    return np.bincount(places, x.reshape(-1), n * columns).astype(x.dtype, copy=False).reshape(shape)

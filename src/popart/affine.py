@@ -28,9 +28,8 @@ Layout = Literal["out_in", "in_out"]
 class Affine(NamedTuple):
     r"""The normalisation $\tilde Y = \Sigma^{-1}(Y - \mu)$ (Eq. 1).
 
-    `shift` is $\mu$: a scalar, or one number per output. `scale` is $\Sigma$: shaped like `shift`
-    (or broadcasting with it) for a scalar or diagonal scale; with one more axis, `(..., k, k)` for
-    a `shift` of `(..., k)`, for a dense one.
+    `shift` is $\mu$: a scalar, or one number per output. `scale` is $\Sigma$: a scalar or diagonal one
+    broadcasts with `shift`; a dense one has one more axis, `(..., k, k)` for a `shift` of `(..., k)`.
 
     Where `scale` is 0 no spread is known: normalised targets are 0 and outputs are the shift. Where `shift`
     is NaN not even a single target is known: outputs are 0, and `preserve` adopts instead of preserving.
@@ -48,8 +47,7 @@ class Affine(NamedTuple):
         xp, (scale, shift) = _arrays_of(self, targets)
         y = _floats(xp, targets, scale)
         if self.is_dense:
-            per_u, A = _equilibrate(scale)
-            live = xp.any(scale != 0, axis=-1)
+            live, per_u, A = _equilibrate(scale)
             return _solve(A, xp.where(live, y * per_u - shift * per_u, 0.0))
         live = scale != 0
         if is_numpy(scale) and scale.ndim == shift.ndim == 0 and y.dtype.itemsize <= 4:
@@ -61,10 +59,8 @@ class Affine(NamedTuple):
         r"""Return $\Sigma g + \mu$ (Eq. 2): normalised outputs in the targets' own units."""
         xp, (scale, shift) = _arrays_of(self, outputs)
         g = _floats(xp, outputs, scale)
-        shift = _or_zero(shift)
-        if self.is_dense:
-            return matmul(scale, g[..., None])[..., 0] + shift
-        return scale * g + shift
+        scaled = matmul(scale, g[..., None])[..., 0] if self.is_dense else scale * g
+        return scaled + xp.where(xp.isnan(shift), 0.0, shift)
 
     def select(self, index: Array) -> "Affine":
         """Return the normalisation of each task in `index`, where the first axis is the task."""
@@ -85,10 +81,9 @@ def preserve(
     $$W_{new} = \Sigma_{new}^{-1} \Sigma W \qquad
       b_{new} = \Sigma_{new}^{-1} (\Sigma b + \mu - \mu_{new})$$
 
-    `weight` is `(..., out, in)`, or `(..., in, out)` with `layout="in_out"`; `bias` is
-    `(..., out)`. Leading axes are heads. Scale and shift broadcast with the bias: `(heads, 1)` is one
-    normalisation per head. A `bias` of `None` stands for a layer without one, whose shift must not
-    change.
+    `weight` is `(..., out, in)`, or `(..., in, out)` with `layout="in_out"`; `bias` is `(..., out)`, or None
+    for a layer without one, whose shift must not change. Leading axes are heads. Scale and shift broadcast
+    with the bias: `(heads, 1)` is one normalisation per head.
 
     Where nothing is known there is nothing to preserve: where `old` has seen no target the layer is
     adopted as it is; where `old` has no spread its outputs were all $\mu$, so $W$ is kept and the
@@ -114,9 +109,8 @@ class Change(NamedTuple):
     `factor` is 1 and `rest` has the small difference in full precision: a rounded F would make an error that
     all weights have in common, and which adds up over updates. Otherwise `factor` is 0.
 
-    An error of $\delta$ is $F \delta$ in the new units, so gradients of the layer on the squared loss,
-    and what an optimizer remembers of them, are rescaled by the same F: averages with `power` 1,
-    averages of squares with 2.
+    An error of $\delta$ is $F \delta$ in the new units. So what an optimizer remembers of gradients on the
+    squared loss is rescaled by the same F: averages with `power` 1, averages of squares with 2.
     """
 
     factor: Array
@@ -127,8 +121,7 @@ class Change(NamedTuple):
         """Return F W, or with `power` 2 what becomes of squares of it (which is exact if F is diagonal)."""
         if layout == "out_in" or self.factor.ndim == 0:
             return self._columns(W, power)
-        xp = namespace(W)
-        return xp.swapaxes(self._columns(xp.swapaxes(W, -1, -2), power), -1, -2)
+        return self._columns(W.swapaxes(-1, -2), power).swapaxes(-1, -2)
 
     def rescale_bias(self, b: Array, *, power: int = 1, shift: bool = False) -> Array:
         """Return F b, or with `shift` what becomes of the bias itself."""
@@ -155,7 +148,8 @@ def change_of(old: Affine, new: Affine, *, adopt: bool = True) -> Change:
     """
     dtype = new.scale.dtype
     if not adopt:
-        old = Affine(old.scale, _or_zero(old.shift))
+        xp = namespace(old.shift)
+        old = Affine(old.scale, xp.where(xp.isnan(old.shift), 0.0, old.shift))
     if is_numpy(new.scale) and new.scale.ndim == old.scale.ndim == new.shift.ndim == old.shift.ndim == 0:
         return _scalar_change(old, new, adopt)
     old, new = (Affine(widened(x.scale), widened(x.shift)) for x in (old, new))
@@ -196,20 +190,10 @@ def _largest_norm(W: Array, layout: Layout, like: Array) -> Array:
     return cast(norms, like.dtype)
 
 
-def _or_zero(shift: Array) -> Array:
-    """Return the shift, and 0 where none is known."""
-    return namespace(shift).where(_is_known(shift), shift, 0.0)
-
-
-def _is_known(shift: Array) -> Array:
-    """Return where any target was seen: elsewhere the shift is NaN."""
-    return shift == shift
-
-
 def _scalar_change(old: Affine, new: Affine, adopt: bool) -> Change:
     """Return the change of NumPy's numbers, in Python's, which take a tenth of the time."""
     kind, s_old, s_new, moved = new.scale.dtype.type, float(old.scale), float(new.scale), 0.0
-    told = s_new != 0 and not (adopt and math.isnan(old.shift))
+    told = s_new != 0 and not math.isnan(old.shift)
     if told:
         moved = (float(old.shift) - float(new.shift)) / s_new
     if not told or (adopt and s_old == 0):
@@ -222,9 +206,9 @@ def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> Change:
     """Return the change in units of the new scale."""
     xp = namespace(new.scale)
     live = new.scale != 0
+    told = live & (old.shift == old.shift)  # not NaN
     _, per_u = unit(new.scale)
     s_new = xp.where(live, new.scale * per_u, 1.0)
-    told = live & _is_known(old.shift) if adopt else live
     s_old = xp.where(told & (old.scale != 0) if adopt else told, old.scale * per_u, s_new)
     factor = cast(xp.abs(s_old - s_new) <= xp.abs(s_new) / 2, s_new.dtype)
     moved = xp.where(told, old.shift * per_u - new.shift * per_u, 0.0) / s_new
@@ -232,11 +216,11 @@ def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> Change:
 
 
 def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
+    """Return the change in units of the rows of the new scale."""
     xp = namespace(new.scale)
     before, after = _as_dense(old), _as_dense(new)
-    per_u, A = _equilibrate(after)
-    live = xp.any(after != 0, axis=-1)
-    told = live & _is_known(old.shift) if adopt else live
+    live, per_u, A = _equilibrate(after)
+    told = live & (old.shift == old.shift)  # not NaN
     known = told & xp.any(before != 0, axis=-1) if adopt else told
     B = xp.where(known[..., None], before * per_u[..., None], A)
     change = solve(A, B - A)
@@ -245,13 +229,11 @@ def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
     return Change(near * eye(A), xp.where(near > 0, change, solve(A, B)), moved)
 
 
-def _equilibrate(scale: Array) -> tuple[Array, Array]:
-    """Powers of two, one per row, and the dense scale times them, its zero rows made unit."""
-    xp = namespace(scale)
-    largest = xp.amax(xp.abs(scale), axis=-1)
-    _, per_u = unit(largest)
-    dead = asarray(xp, largest == 0, scale.dtype, scale)
-    return per_u, scale * per_u[..., None] + dead[..., None] * eye(scale)
+def _equilibrate(scale: Array) -> tuple[Array, Array, Array]:
+    """Return which rows are not 0, a power of two for each, and each row times it; if 0, of the identity."""
+    largest = namespace(scale).amax(abs(scale), axis=-1)
+    live, (_, per_u) = largest != 0, unit(largest)
+    return live, per_u, scale * per_u[..., None] + cast(~live, scale.dtype)[..., None] * eye(scale)
 
 
 def _solve(A: Array, y: Array) -> Array:
@@ -265,24 +247,21 @@ def _solve(A: Array, y: Array) -> Array:
 def _as_dense(affine: Affine) -> Array:
     if affine.is_dense:
         return affine.scale
-    xp = namespace(affine.scale)
-    diagonal = affine.scale + xp.zeros_like(affine.shift)
+    diagonal = affine.scale + namespace(affine.shift).zeros_like(affine.shift)
     return diagonal[..., None] * eye(diagonal)
 
 
 def _arrays_of(affine: Affine, x: Array) -> tuple[Namespace, Affine]:
-    """Return the affine map as arrays of the module of `x`, in its own precision where it has one."""
-    xp = namespace(x, affine.scale, affine.shift)
-    own = hasattr(affine.scale, "dtype") and namespace(affine.scale) is xp
-    if xp is np and own and affine.scale.dtype == getattr(affine.shift, "dtype", None):
+    """Return the normalisation as arrays of the module of `x`, in its own precision where it has one."""
+    xp, (scale, shift) = namespace(x, *affine), affine
+    if xp is np and hasattr(scale, "dtype") and hasattr(shift, "dtype") and scale.dtype == shift.dtype:
         return xp, affine
-    like = affine.scale if own else x
-    dtype = float_dtype(xp, like)
-    return xp, Affine(*(asarray(xp, part, dtype, like) for part in affine))
+    like = scale if hasattr(scale, "dtype") and namespace(scale) is xp else x
+    return xp, Affine(*(asarray(xp, part, float_dtype(xp, like), like) for part in affine))
 
 
 def _floats(xp: Namespace, x: Array, like: Array) -> Array:
-    if namespace(x) is xp and hasattr(x, "dtype") and is_float(xp, x.dtype):
+    if hasattr(x, "dtype") and is_float(x.dtype) and namespace(x) is xp:
         return x
     return asarray(xp, x, like.dtype, like)
 
@@ -292,14 +271,14 @@ def _check_head(weight: Array, bias: Array, old: Affine, new: Affine, layout: La
         raise ValueError(f"layout is {layout!r}; it may be 'out_in' or 'in_out'")
     shape = tuple(weight.shape)
     outputs = shape[:-1] if layout == "out_in" or len(shape) < 2 else (*shape[:-2], shape[-1])
-    if bias is not None and tuple(bias.shape) != outputs and not _broadcasts(tuple(bias.shape), outputs):
+    held = outputs if bias is None else tuple(bias.shape)
+    if held != outputs and not _broadcasts(held, outputs):
         raise ValueError(
-            f"bias has shape {tuple(bias.shape)}; "
+            f"bias has shape {held}; "
             f"a weight of shape {shape} in layout {layout!r} has outputs of shape {outputs}"
         )
-    held = outputs if bias is None else tuple(bias.shape)
-    for name, affine in (("old", old), ("new", new)) if old.shift.ndim or new.shift.ndim else ():
-        if not _broadcasts(tuple(affine.shift.shape), held):
+    for name, affine in (("old", old), ("new", new)):
+        if affine.shift.ndim and not _broadcasts(tuple(affine.shift.shape), held):
             raise ValueError(
                 f"{name}.shift has shape {tuple(affine.shift.shape)}; "
                 f"it must broadcast to the layer's {'outputs' if bias is None else 'bias'}, {held}"
@@ -325,17 +304,15 @@ def _check_new_scale(old: Affine, new: Affine) -> None:
     before, known, after, shift = map(values_of, (*old, *new))
     if before is None or known is None or after is None or shift is None:
         return
-    seen = ~np.isnan(known)
     if not np.isfinite(after).all() or np.isinf(shift).any():
         raise ValueError(f"new has scale {after} and shift {shift}; both must be finite")
+    seen = ~np.isnan(known)
     if new.is_dense:
-        live = np.any(after, axis=-1, keepdims=True)
-        size = np.where(live, np.abs(after).max(-1, keepdims=True), 1.0)
-        rows = (after / size).astype(float) + np.eye(after.shape[-1]) * ~live
-        singular = seen.any() and bool((np.linalg.cond(rows) > 1 / np.finfo(after.dtype).eps).any())
+        *_, rows = _equilibrate(after.astype(float))
+        singular = seen.any() and (np.linalg.cond(rows) > 1 / np.finfo(after.dtype).eps).any()
     else:
         spread = before.any(-1) if old.is_dense else before != 0
-        singular = bool(np.any((after == 0) & seen & spread))
+        singular = ((after == 0) & seen & spread).any()
     if singular:
         raise ValueError(
             f"new.scale is singular: {after}; a zero scale maps every output to the shift, "

@@ -1,4 +1,14 @@
-r"""Normalisation by mean and variance (Eq. 3, Eq. 4, Proposition 2), scalar, diagonal and dense."""
+r"""Normalisation by mean and variance, scalar, diagonal and dense (Proposition 2).
+
+$$\mu_t = \frac1t \sum_{i=1}^t Y_i \qquad
+  \sigma_t^2 = \frac1t \sum_{i=1}^t Y_i^2 - \mu_t^2 \tag{Eq. 3}$$
+
+$$\mu_t = (1 - \beta_t) \mu_{t-1} + \beta_t Y_t \qquad
+  \sigma_t^2 = \nu_t - \mu_t^2 \qquad
+  \nu_t = (1 - \beta_t) \nu_{t-1} + \beta_t Y_t^2 \tag{Eq. 4}$$
+
+Eq. 3 is Eq. 4 with $\beta_t = 1/t$ (`popart.harmonic`).
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,15 +21,17 @@ from popart._arrays import Array, asarray, cast, eps_of, eye, is_numpy, namespac
 from popart.affine import Affine
 from popart.batches import FLOAT32_MAX, Batch
 from popart.correspondence import check_std
-from popart.numerics import accumulate, divide, joined, split, unit, widened
+from popart.numerics import EPS, accumulate, divide, joined, split, unit, widened
 from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, zeros
 from popart.steps import Step, step_at
 
-EPS = 2.0**-23
-"""The relative distance of two float32."""
 
-ONE_UPDATE = np.array([1, 0], np.int32)
-"""What an update of finite targets adds to the counts of one statistic."""
+def equation_4(
+    mu: Array, sigma: Array, mean: Array, std: Array, beta: Array, sqrt: Callable[[Any], Any]
+) -> tuple[Array, Array]:
+    r"""Return $\mu_t$ and $\sigma_t$ of Eq. 4 for a batch, without $\nu_t - \mu_t^2$, which cancels."""
+    delta = mean - mu
+    return mu + beta * delta, sqrt((1 - beta) * (sigma**2 + beta * delta**2) + beta * std**2)
 
 
 class MomentsState(NamedTuple):
@@ -96,62 +108,46 @@ class Moments(Rule[MomentsState]):
         if not (sum_of_squares(y) < FLOAT32_MAX**2 and count < COUNT_MAX):
             return None
         mean = 0.0 if self.symmetric else float(y.sum()) / len(y)
-        deviation = y - mean
-        new = mean, math.sqrt(sum_of_squares(deviation) / len(y))
+        new = mean, math.sqrt(sum_of_squares(y - mean) / len(y))
         beta = step_at(self.beta, count + 1.0, start_counts=self.nu0 is not None)
         if beta < 1 and (count or self.nu0 is not None):
             mu, sigma, mu_carry, sigma_carry = moments.tolist()
             before = mu + EPS * mu_carry, sigma + EPS * sigma_carry
             new = equation_4(*before, *new, beta, math.sqrt)
-        return MomentsState(counts + ONE_UPDATE, np.concatenate(split(np.array(new), moments.dtype)))
+        counts = counts.copy()
+        counts[0] += 1
+        return MomentsState(counts, np.concatenate(split(np.array(new), moments.dtype)))
 
     def affine(self, state: MomentsState) -> Affine:
         mu, sigma = state.moments[0], state.moments[1]
-        seen = True if self.nu0 is not None else state.counts[0] > 0
+        seen = self.nu0 is not None or state.counts[0] > 0
         if self.epsilon:
-            floored = sigma.clip(math.sqrt(self.epsilon), None)
-            sigma = floored if seen is True else namespace(mu).where(seen, floored, 0.0)
+            sigma = seen * sigma.clip(math.sqrt(self.epsilon), None)  # 0 before any target
         return self.finish(sigma, mu, seen, self.std)
 
 
 def advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) -> Array:
-    """Return the moments after a batch (Eq. 4); where fresh, those of the batch itself."""
-    xp = namespace(moments)
-    if mean.dtype == moments.dtype:
-        return _advance_in_one_precision(moments, mean, std, beta, fresh)
-    mu, sigma = joined(moments[:2], moments[2:], mean.dtype)
-    moved = equation_4(mu, sigma, mean, std, beta, xp.sqrt)
-    new = xp.where(fresh, xp.stack((mean, std)), xp.stack(moved))
-    return xp.concatenate(split(new, moments.dtype))
+    r"""Return the moments after a batch (Eq. 4); where fresh, those of the batch itself.
 
-
-def equation_4(
-    mu: Array, sigma: Array, mean: Array, std: Array, beta: Array, sqrt: Callable[[Any], Any]
-) -> tuple[Array, Array]:
-    """Return the next mean and standard deviation, without the difference of Eq. 4."""
-    delta = mean - mu
-    return mu + beta * delta, sqrt((1 - beta) * (sigma**2 + beta * delta**2) + beta * std**2)
-
-
-def _advance_in_one_precision(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) -> Array:
-    r"""Return the same with units and carries.
-
-    The increment of $\sigma$ is that of $\sigma^2$ divided by $\sigma_t + \sigma_{t-1}$, so that what
-    rounding loses of it can be carried, as for $\mu$.
+    In one precision, the increment of $\sigma$ is that of $\sigma^2$ divided by $\sigma_t + \sigma_{t-1}$,
+    so that what rounding loses of it can be carried, as for $\mu$.
     """
     xp = namespace(moments)
+    if mean.dtype != moments.dtype:
+        mu, sigma = joined(moments[:2], moments[2:], mean.dtype)
+        moved = equation_4(mu, sigma, mean, std, beta, xp.sqrt)
+        return xp.concatenate(split(xp.where(fresh, xp.stack((mean, std)), xp.stack(moved)), moments.dtype))
     u, per_u = unit(moments[0], moments[1], mean, std)
     mu, sigma, mu_carry, sigma_carry = moments * per_u
     y, s = mean * per_u, std * per_u
     delta = (y - mu) - eps_of(mu.dtype) * mu_carry
-    root = xp.sqrt((1 - beta) * (sigma**2 + beta * delta**2) + beta * s**2)
+    step, root = equation_4(0.0, sigma, delta, s, beta, xp.sqrt)
     growth = divide(beta * ((1 - beta) * delta**2 + s**2 - sigma**2), root + sigma)
     near = xp.abs(growth) <= sigma / 2
-    mu, mu_carry = accumulate(mu, mu_carry, beta * delta)
+    mu, mu_carry = accumulate(mu, mu_carry, step)
     grown, sigma_carry = accumulate(sigma, sigma_carry, growth)
     moved = xp.stack((mu, xp.where(near, grown, root), mu_carry, xp.where(near, sigma_carry, 0.0)))
-    adopted = xp.stack((y, s, 0 * y, 0 * s))
-    return u * xp.where(fresh, adopted, moved)
+    return u * xp.where(fresh, xp.stack((y, s, 0 * y, 0 * s)), moved)
 
 
 def measure(batch: Batch, symmetric: bool = False) -> tuple[Array, Array]:
@@ -160,20 +156,16 @@ def measure(batch: Batch, symmetric: bool = False) -> tuple[Array, Array]:
     In one precision, deviations are taken from the middle of the range, which is one of the targets if all
     are the same, so that a constant batch has a spread of 0 and not of a rounding error.
     """
-    if batch.wide:
-        return _in_two_passes(batch, batch.y, symmetric)
-    low, high = batch.range()
-    u, per_u = unit(low, high)
-    middle = 0 * u if symmetric else (low * per_u + high * per_u) / 2
-    y = batch.y * batch.each(per_u) - batch.each(middle)
-    mean, std = _in_two_passes(batch, y, symmetric)
-    return u * (middle + mean), u * std
-
-
-def _in_two_passes(batch: Batch, y: Array, symmetric: bool) -> tuple[Array, Array]:
+    y, u, middle = batch.y, 1.0, 0.0
+    if not batch.wide:
+        low, high = batch.range()
+        u, per_u = unit(low, high)
+        middle = 0 * u if symmetric else (low * per_u + high * per_u) / 2
+        y = y * batch.each(per_u) - batch.each(middle)
     mean = batch.mean(y)
     mean = 0 * mean if symmetric else mean
-    return mean, namespace(y).sqrt(batch.mean((y - batch.each(mean)) ** 2))
+    std = namespace(y).sqrt(batch.mean((y - batch.each(mean)) ** 2))
+    return (mean, std) if batch.wide else (u * (middle + mean), u * std)
 
 
 class CovarianceState(NamedTuple):
@@ -198,11 +190,10 @@ class Covariance(Rule[CovarianceState]):
       \sqrt{(1-\beta)\beta}\, d,\; \sqrt\beta\, S L\right]$$
 
     with A, d and S the old deviations, the error of the mean, and the deviations within the batch, in
-    units of the new ones, and L the factor of the batch. Targets that lie in a subspace leave a factor
-    that is singular; a few ulps of the identity are added to the correlations before they are used.
+    units of the new ones, and L the factor of the batch. For targets that lie in a subspace, a few ulps of
+    the identity are added to the correlations before they are used.
 
-    A target is a vector of shape `(k,)`; it is left out whole if any of its elements is not finite.
-    The arguments are those of `Moments`.
+    A target `(k,)` is left out whole if any number of it is not finite. The arguments are as for `Moments`.
     """
 
     beta: float | Step = 1e-4
@@ -223,7 +214,7 @@ class Covariance(Rule[CovarianceState]):
         return CovarianceState(counts, _start(zero, self.nu0), zero[..., None] + eye(zero))
 
     def absorb(self, state: CovarianceState, batch: Batch) -> CovarianceState:
-        xp, counts, old = namespace(batch.y), tally(state.counts, batch, axis=True), widened(state.factor)
+        xp, old = namespace(batch.y), widened(state.factor)
         mean, std = measure(batch, self.symmetric)
         factor = self._factor_of(batch, mean, std)
         beta, fresh = (x[..., None] for x in step_size(self.beta, self.nu0, state.counts[0], mean))
@@ -234,10 +225,9 @@ class Covariance(Rule[CovarianceState]):
         within = divide(std, sigma)[..., None] * factor
         moved = _factor([xp.sqrt(1 - b) * before, xp.sqrt((1 - b) * b) * jump, xp.sqrt(b) * within])
         moved = cast(xp.where(fresh[..., None], factor, moved), state.factor.dtype)
-        got = asarray(xp, batch.weight, mean.dtype, mean) > 0
-        return CovarianceState(
-            counts, xp.where(got, moments, state.moments), xp.where(got[..., None], moved, state.factor)
-        )
+        got = asarray(xp, batch.weight, mean.dtype, mean)[..., None] > 0
+        moments, moved = batch.where_counted(moments, state.moments), xp.where(got, moved, state.factor)
+        return CovarianceState(tally(state.counts, batch), moments, moved)
 
     def _factor_of(self, batch: Batch, mean: Array, std: Array) -> Array:
         """Return the factor of the correlations of a batch, over all replicas."""
@@ -253,7 +243,7 @@ class Covariance(Rule[CovarianceState]):
         mu, sigma = state.moments[0], state.moments[1]
         jitter = math.sqrt(8 * mu.shape[-1] * eps_of(mu.dtype))
         L = _factor([state.factor, jitter * eye(mu) + 0 * state.factor])
-        seen = True if self.nu0 is not None else (state.counts[0] > 0)[..., None]
+        seen = self.nu0 is not None or (state.counts[0] > 0)[..., None]
         scale, shift = self.finish(sigma, mu, seen, self.std)
         return Affine(scale[..., None] * L, shift)
 
@@ -275,8 +265,7 @@ def _factor(blocks: Sequence[Array]) -> Array:
 
 def _triangle(M: Array) -> Array:
     """Return a lower triangle L with L Lᵀ = M Mᵀ."""
-    xp = namespace(M)
-    return xp.swapaxes(xp.linalg.qr(xp.swapaxes(M, -1, -2))[1], -1, -2)
+    return namespace(M).linalg.qr(M.swapaxes(-1, -2))[1].swapaxes(-1, -2)
 
 
 def _start(zero: Array, nu0: float | None) -> Array:

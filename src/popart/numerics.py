@@ -20,20 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from popart._arrays import Array, Namespace, cast, eps_of, is_torch, namespace
+from popart._arrays import Array, cast, eps_of, is_torch, namespace
+
+EPS = 2.0**-23
+"""The relative distance of two float32."""
 
 
-def wide_dtype(xp: Namespace, dtype: Any, like: Array) -> Any:
+def wide_dtype(x: Array) -> Any:
     """Return the dtype to compute in: float64 for float32 where there is one."""
-    if dtype.itemsize != 4:
-        return dtype
-    here = xp is np or (is_torch(xp) and like.device.type != "mps")
-    return xp.float64 if here else dtype
+    xp = namespace(x)
+    has_double = xp is np or (is_torch(xp) and x.device.type != "mps")
+    return xp.float64 if has_double and x.dtype.itemsize == 4 else x.dtype
 
 
 def widened(x: Array) -> Array:
     """Convert `x` to the dtype to compute in."""
-    return cast(x, wide_dtype(namespace(x), x.dtype, x))
+    return cast(x, wide_dtype(x))
 
 
 def unit(*arrays: Array) -> tuple[Array, Array]:

@@ -48,7 +48,7 @@ class Bounds(Rule[BoundsState]):
         check_ratio(self.p)
 
     @abstractmethod
-    def pulls(self, batch: Batch, y: Array, bounds: Array, one: Array) -> tuple[Array, Array]:
+    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
         """Return how far a batch moves y_min and y_max with a step of 1.
 
         All are in a unit in which a length of 1 in the targets' own units is `one`.
@@ -66,11 +66,14 @@ class Bounds(Rule[BoundsState]):
         beta, _ = step_size(self.beta, self.nu0, state.counts[0], least)
         if batch.wide:
             now = joined(bounds[:2], bounds[2:], least.dtype)
-            low, high = now + beta * xp.stack(self.pulls(batch, batch.y, now, 0 * now[0] + 1))
-            moved = xp.stack((xp.minimum(low, high), xp.maximum(low, high)))
-            new = xp.concatenate(split(moved, bounds.dtype))
+            low, high = now + beta * xp.stack(self.pulls(batch, now, 1.0))
+            new = xp.concatenate(split(_in_order(low, high), bounds.dtype))
         else:
-            new = self._moved_in_one_precision(batch, bounds, beta, least, largest)
+            u, per_u = unit(bounds[0], bounds[1], least, largest)
+            now = bounds * per_u
+            pulls = self.pulls(batch._replace(y=batch.y * batch.each(per_u)), now[:2], per_u)
+            (low, high), carry = accumulate(now[:2], now[2:], beta * xp.stack(pulls))
+            new = u * xp.concatenate((_in_order(low, high), carry))
         if self.nu0 is None:
             first = state.counts[0] == 0
             least = xp.where(first, least, xp.minimum(state.low, least))
@@ -79,21 +82,14 @@ class Bounds(Rule[BoundsState]):
             new = xp.where(state.low == state.high, seen, new)
         return BoundsState(tally(state.counts, batch), batch.where_counted(new, bounds))
 
-    def _moved_in_one_precision(
-        self, batch: Batch, bounds: Array, beta: Array, least: Array, largest: Array
-    ) -> Array:
-        xp = namespace(bounds)
-        u, per_u = unit(bounds[0], bounds[1], least, largest)
-        now = bounds * per_u
-        down, up = self.pulls(batch, batch.y * batch.each(per_u), now[:2], per_u)
-        low, low_carry = accumulate(now[0], now[2], beta * down)
-        high, high_carry = accumulate(now[1], now[3], beta * up)
-        return u * xp.stack((xp.minimum(low, high), xp.maximum(low, high), low_carry, high_carry))
-
     def affine(self, state: BoundsState) -> Affine:
-        low, high = state.low, state.high
-        seen = True if self.nu0 is not None else state.counts[0] > 0
+        low, high, seen = state.low, state.high, self.nu0 is not None or state.counts[0] > 0
         return self.finish(high / 2 - low / 2, low / 2 + high / 2, seen)
+
+
+def _in_order(low: Array, high: Array) -> Array:
+    xp = namespace(low)
+    return xp.stack((xp.minimum(low, high), xp.maximum(low, high)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,8 +110,8 @@ class Percentiles(Bounds):
 
     relative: bool = True
 
-    def pulls(self, batch: Batch, y: Array, bounds: Array, one: Array) -> tuple[Array, Array]:
-        low, high = bounds[0], bounds[1]
+    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
+        (low, high), y = bounds, batch.y
         step = high - low if self.relative else one
         below, above = (batch.mean(cast(x, y.dtype)) for x in (y < batch.each(low), y > batch.each(high)))
         return step * ((1 - self.p) / 2 - below), step * (above - (1 - self.p) / 2)
@@ -135,14 +131,11 @@ class Expectiles(Bounds):
     The arguments are those of `Percentiles`.
     """
 
-    def pulls(self, batch: Batch, y: Array, bounds: Array, one: Array) -> tuple[Array, Array]:
-        xp = namespace(y)
-        inside = (1 - self.p) / (1 + self.p)
-        down, up = y - batch.each(bounds[0]), y - batch.each(bounds[1])
-        return (
-            batch.mean(xp.where(down < 0, down, inside * down)),
-            batch.mean(xp.where(up > 0, up, inside * up)),
-        )
+    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
+        where, inside = namespace(bounds).where, (1 - self.p) / (1 + self.p)
+        down, up = batch.y - batch.each(bounds[0]), batch.y - batch.each(bounds[1])
+        down, up = where(down < 0, down, inside * down), where(up > 0, up, inside * up)
+        return batch.mean(down), batch.mean(up)
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,6 +151,6 @@ class Extremes(Bounds):
 
     p: float = 1.0
 
-    def pulls(self, batch: Batch, y: Array, bounds: Array, one: Array) -> tuple[Array, Array]:
-        least, largest = batch._replace(y=y).range()
+    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
+        least, largest = batch.range()
         return least - bounds[0], largest - bounds[1]

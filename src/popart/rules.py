@@ -9,16 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from popart._arrays import (
-    Array,
-    asarray,
-    eps_of,
-    float_dtype,
-    is_float,
-    is_numpy,
-    namespace,
-    to_numpy,
-)
+from popart._arrays import Array, asarray, eps_of, float_dtype, is_numpy, namespace
 from popart.affine import Affine
 from popart.batches import Across, Batch, take
 from popart.steps import Step, check_beta, step_at
@@ -30,19 +21,18 @@ State = TypeVar("State", bound=Any)
 
 @dataclass(frozen=True, repr=False)
 class Rule(ABC, Generic[State]):
-    """How targets are measured (ART): settings, and three pure functions of a state.
+    """How targets are measured (ART): settings, and pure functions `init`, `absorb` and `affine` of a state.
 
-    A rule defines `init`, `absorb` and `affine`. A state is a NamedTuple of arrays for statistics of some
-    shape: `()` for one normalisation of everything, `(k,)` for one per output, `(tasks, ...)` for one per
-    task. Its first array, `counts`, has the number of updates in `counts[0]`, and in `counts[1]` the number
-    of targets that were left out because they were not finite.
+    A state is a NamedTuple of arrays for statistics of some shape: `()` for one normalisation of everything,
+    `(k,)` for one per output, `(tasks, ...)` for one per task. Its first array, `counts`, has the number of
+    updates, and the number of targets that were left out because they were not finite.
 
     Args:
         symmetric: True fixes μ at 0, for layers without a bias: targets are measured together with their
             negatives.
-        keep: True is for a layer that has been trained already. Its outputs are kept from the start: before
-            the first targets the normalisation is the identity, and these are not adopted. While all targets
-            are the same, the scale is their size.
+        keep: True preserves the outputs of a layer that has been trained already: before the first targets
+            the normalisation is the identity, and these are not adopted. While all targets are the same, the
+            scale is their size.
     """
 
     _: KW_ONLY
@@ -54,10 +44,9 @@ class Rule(ABC, Generic[State]):
 
     @abstractmethod
     def init(self, shape: Sequence[int] = (), like: Array = None) -> State:
-        """Return the state before any target.
+        """Return the state before any target, on the device of `like` and in its module and precision.
 
-        Its arrays have the module, precision and device of `like`, or are NumPy's and follow the first
-        targets.
+        Without `like`, it is NumPy's and follows the first targets.
         """
 
     @abstractmethod
@@ -83,14 +72,13 @@ class Rule(ABC, Generic[State]):
 
         A spread is never below the last bit of the shift, because a float cannot hold less.
         """
-        if is_numpy(shift) and not shift.ndim and not self.keep:
-            return self._finish_number(float(scale), float(shift), bool(seen), std, shift.dtype.type)
+        if is_numpy(shift) and not shift.ndim and not self.keep:  # Python's numbers take a tenth of the time
+            dtype, scale, shift = shift.dtype, float(scale), 0.0 if self.symmetric else float(shift)
+            scale = max(scale, eps_of(dtype) * abs(shift)) if scale > 0 else 0.0
+            return Affine(dtype.type(scale) / std, dtype.type(shift if seen else math.nan))
         xp = namespace(shift)
-        if self.symmetric:
-            shift = 0 * shift
-        else:
-            floor = eps_of(shift.dtype) * xp.abs(shift)
-            scale = xp.where(scale > 0, xp.maximum(scale, floor), 0.0)
+        shift = 0 * shift if self.symmetric else shift
+        scale = xp.where(scale > 0, xp.maximum(scale, eps_of(shift.dtype) * xp.abs(shift)), 0.0)
         scale = scale if std == 1 else scale / std
         shift = shift if seen is True else xp.where(seen, shift, math.nan)
         if self.keep:
@@ -98,12 +86,6 @@ class Rule(ABC, Generic[State]):
             scale = xp.where(flat, xp.where(size > 0, size, 1.0), scale)
             shift = xp.where(flat, 0.0, shift)
         return Affine(scale, shift)
-
-    def _finish_number(self, scale: float, shift: float, seen: bool, std: float, kind: Any) -> Affine:
-        """Do the same with Python's numbers, which take a tenth of the time of NumPy's."""
-        shift = 0.0 if self.symmetric else shift
-        floor = (2.0**-23 if kind is np.float32 else 2.0**-52) * abs(shift)
-        return Affine(kind(max(scale, floor) if scale > 0 else 0) / std, kind(shift if seen else math.nan))
 
     def update(
         self,
@@ -146,14 +128,8 @@ def follow(state: State, targets: Array) -> State:
     xp = namespace(targets, *state)
     if namespace(*state) is xp:
         return state
-
-    def moved(x: Array) -> Array:
-        if namespace(x) is xp:
-            return x
-        dtype = float_dtype(xp, targets) if is_float(namespace(x), x.dtype) else xp.int32
-        return asarray(xp, x, dtype, targets)
-
-    return type(state)(*map(moved, state))
+    real = float_dtype(xp, targets)
+    return type(state)(*(asarray(xp, x, real if x.dtype.kind == "f" else xp.int32, targets) for x in state))
 
 
 def zeros(shape: Sequence[int], like: Array) -> tuple[Array, Array]:
@@ -175,19 +151,16 @@ def step_size(beta: float | Step, nu0: float | None, count: Array, like: Array) 
     return b, (b >= 1) if nu0 is not None else (b >= 1) | (count == 0)
 
 
-def tally(counts: Array, batch: Batch, *, axis: bool = False) -> Array:
+def tally(counts: Array, batch: Batch) -> Array:
     """Return the counts after a batch: one more update where it had any weight, and what was left out."""
-    weight, skipped = batch.weight, batch.skipped
-    if axis and not isinstance(weight, int):
-        weight, skipped = weight[..., 0], skipped[..., 0] if hasattr(skipped, "ndim") else skipped
-    if isinstance(weight, int) and counts[0].max() < COUNT_MAX:
+    if isinstance(batch.weight, int):
         counts = counts.copy()
-        counts[0] += 1
+        counts[0] += counts[0] < COUNT_MAX
         return counts
-    xp = namespace(counts)
-    one, more = asarray(xp, weight > 0, counts.dtype, counts), asarray(xp, skipped, counts.dtype, counts)
-    room = COUNT_MAX - counts
-    return counts + xp.stack((xp.minimum(one, room[0]), xp.minimum(more, room[1])))
+    xp, found = namespace(counts), (batch.weight > 0, batch.skipped)
+    more = xp.stack([asarray(xp, x, counts.dtype, counts) for x in found])
+    more = more[..., 0] if more.ndim > counts.ndim else more  # a target that is measured whole counts once
+    return counts + xp.minimum(more, COUNT_MAX - counts)
 
 
 def check_settings(beta: float | Step, nu0: float | None) -> None:
@@ -200,10 +173,9 @@ def check_settings(beta: float | Step, nu0: float | None) -> None:
 def check_finite(state: Any) -> None:
     """Raise FloatingPointError if targets were left out of this state because they were not finite.
 
-    Updates never raise for them, so that they run in compiled code and without waiting for a device;
-    call this where a wait does no harm.
+    Updates never raise for them, so that they can be compiled and need not wait for a device. This waits.
     """
-    skipped = to_numpy(state.counts[1])
+    skipped = np.array(state.counts[1].tolist())
     if skipped.any():
         raise FloatingPointError(f"targets that were not finite were left out: {skipped} of them")
 

@@ -53,9 +53,9 @@ class debiased:
 
 
 def _debias(beta: float, t: Array) -> Array:
-    if isinstance(beta, (int, float)) and beta == 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_numpy(beta) and beta == 1:
         return 1 + 0 * t
-    log = math.log1p(-beta) if isinstance(beta, float) else namespace(beta).log1p(-beta)
+    log = math.log1p(-beta) if is_numpy(beta) else namespace(beta).log1p(-beta)
     if type(t) is float and type(log) is float:
         return min(beta / -math.expm1(t * log), 1.0)
     return (beta / -namespace(t).expm1(t * log)).clip(None, 1.0)
