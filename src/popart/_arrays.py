@@ -1,17 +1,26 @@
-"""The few functions that NumPy, JAX and PyTorch spell differently.
+"""The few functions that NumPy, JAX and PyTorch name differently.
 
 The method is written once, over the module of its arguments. This file imports neither JAX nor PyTorch: an
-argument can only be theirs if somebody else has imported them.
+argument can only be theirs if the caller has imported them.
 """
 
 import math
 import sys
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 Array = Any
 """A NumPy array, a JAX array or tracer, a PyTorch tensor, or a number."""
+
+Targets = Annotated[Array, "(*batch, *shape)"]
+"""Targets or outputs for statistics of this shape, with any number of batch axes, also none."""
+
+PerTarget = Annotated[Array, "(*batch,)"]
+"""A number for each target."""
+
+Weight = Annotated[Array, "(..., out, in)"]
+Bias = Annotated[Array, "(..., out)"]
 
 Namespace = Any
 """`numpy`, `jax.numpy` or `torch`."""
@@ -45,7 +54,7 @@ def is_numpy(x: Array) -> bool:
 
 
 def values_of(x: Array) -> np.ndarray[Any, np.dtype[Any]] | None:
-    """Return the values as a NumPy array, or None where they cannot be looked at: traced, or on a GPU."""
+    """Return the values as a NumPy array, or None where they cannot be read: traced, or on a GPU."""
     xp = namespace(x)
     if is_torch(xp):
         if x.device.type != "cpu" or xp.compiler.is_compiling() or xp.jit.is_tracing():
@@ -91,7 +100,7 @@ def eps_of(dtype: Any) -> float:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Return a @ b in the full precision of its arguments: JAX multiplies in TF32 on GPUs unless told."""
+    """Return a @ b in the full precision of its arguments; on GPUs JAX would multiply in TF32."""
     xp = namespace(a, b)
     exact = {} if xp is np or is_torch(xp) else {"precision": "highest"}
     return xp.matmul(a, b, **exact)

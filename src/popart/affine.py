@@ -8,7 +8,10 @@ import numpy as np
 
 from popart._arrays import (
     Array,
+    Bias,
     Namespace,
+    Targets,
+    Weight,
     asarray,
     cast,
     eye,
@@ -31,8 +34,8 @@ class Affine(NamedTuple):
     `shift` is $\mu$: a scalar, or one number per output. `scale` is $\Sigma$: a scalar or diagonal one
     broadcasts with `shift`; a dense one has one more axis, `(..., k, k)` for a `shift` of `(..., k)`.
 
-    Where `scale` is 0 no spread is known: normalised targets are 0 and outputs are the shift. Where `shift`
-    is NaN not even a single target is known: outputs are 0, and `preserve` adopts instead of preserving.
+    A scale of 0 means that no spread is known: normalised targets are 0 and outputs are the shift. A shift of
+    NaN means that no target is known: outputs are 0, and `preserve` does not change the layer.
     """
 
     scale: Array
@@ -42,7 +45,7 @@ class Affine(NamedTuple):
     def is_dense(self) -> bool:
         return getattr(self.scale, "ndim", 0) > getattr(self.shift, "ndim", 0)
 
-    def normalize(self, targets: Array) -> Array:
+    def normalize(self, targets: Targets) -> Targets:
         r"""Return $\Sigma^{-1}(Y - \mu)$ for targets of shape `(*batch, *shape)`."""
         xp, (scale, shift) = _arrays_of(self, targets)
         y = _floats(xp, targets, scale)
@@ -55,7 +58,7 @@ class Affine(NamedTuple):
         _, per_u = unit(scale)
         return xp.where(live, (y * per_u - shift * per_u) / xp.where(live, scale * per_u, 1.0), 0.0)
 
-    def denormalize(self, outputs: Array) -> Array:
+    def denormalize(self, outputs: Targets) -> Targets:
         r"""Return $\Sigma g + \mu$ (Eq. 2): normalised outputs in the targets' own units."""
         xp, (scale, shift) = _arrays_of(self, outputs)
         g = _floats(xp, outputs, scale)
@@ -68,14 +71,14 @@ class Affine(NamedTuple):
 
 
 def preserve(
-    weight: Array,
-    bias: Array,
+    weight: Weight,
+    bias: Bias,
     old: Affine,
     new: Affine,
     *,
     layout: Layout = "out_in",
     max_norm: float | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Weight, Bias]:
     r"""Return the last layer with the same outputs after its normalisation changed (Proposition 1).
 
     $$W_{new} = \Sigma_{new}^{-1} \Sigma W \qquad
@@ -85,10 +88,9 @@ def preserve(
     for a layer without one, whose shift must not change. Leading axes are heads. Scale and shift broadcast
     with the bias: `(heads, 1)` is one normalisation per head.
 
-    Where nothing is known there is nothing to preserve: where `old` has seen no target the layer is
-    adopted as it is; where `old` has no spread its outputs were all $\mu$, so $W$ is kept and the
-    shift alone is made up for. The new scale must not be singular where the old one is not; compiled
-    code, which cannot raise, leaves that part of the layer alone.
+    If `old` has seen no target, the layer does not change. If `old` has no spread, all outputs were $\mu$:
+    $W$ stays, and the bias accounts for the change of the shift. The new scale must not be singular where the
+    old one is not; compiled code, which cannot raise, leaves that part of the layer alone.
 
     With `max_norm`, outputs are preserved only while this does not make the norm of an output's weights
     larger than `max_norm`. Beyond it they shrink towards the new shift.
@@ -103,28 +105,28 @@ def preserve(
 
 
 class Change(NamedTuple):
-    r"""What becomes of a layer when its normalisation changes, with $F = \Sigma_{new}^{-1} \Sigma$.
+    r"""The change of a layer whose normalisation changes, with $F = \Sigma_{new}^{-1} \Sigma$.
 
     $W_{new} = F W$ and $b_{new} = F b + moved$, where F is `factor + rest`. If F is near 1, as it mostly is,
     `factor` is 1 and `rest` has the small difference in full precision: a rounded F would make an error that
     all weights have in common, and which adds up over updates. Otherwise `factor` is 0.
 
-    An error of $\delta$ is $F \delta$ in the new units. So what an optimizer remembers of gradients on the
-    squared loss is rescaled by the same F: averages with `power` 1, averages of squares with 2.
+    An error of $\delta$ is $F \delta$ in the new units. So an optimizer's averages of gradients on the
+    squared loss are rescaled by the same F: averages with `power` 1, averages of squares with 2.
     """
 
     factor: Array
     rest: Array
     moved: Array
 
-    def rescale(self, W: Array, *, power: int = 1, layout: Layout = "out_in") -> Array:
-        """Return F W, or with `power` 2 what becomes of squares of it (which is exact if F is diagonal)."""
+    def rescale(self, W: Weight, *, power: int = 1, layout: Layout = "out_in") -> Weight:
+        """Return F W, or with `power` 2 the new squares of W (exact if F is diagonal)."""
         if layout == "out_in" or self.factor.ndim == 0:
             return self._columns(W, power)
         return self._columns(W.swapaxes(-1, -2), power).swapaxes(-1, -2)
 
-    def rescale_bias(self, b: Array, *, power: int = 1, shift: bool = False) -> Array:
-        """Return F b, or with `shift` what becomes of the bias itself."""
+    def rescale_bias(self, b: Bias, *, power: int = 1, shift: bool = False) -> Bias:
+        """Return F b, or with `shift` the new bias F b + moved."""
         scaled = self._columns(b[..., None], power)[..., 0]
         return cast(scaled + self.moved, b.dtype) if shift else scaled
 
@@ -143,8 +145,8 @@ class Change(NamedTuple):
 def change_of(old: Affine, new: Affine, *, adopt: bool = True) -> Change:
     """Return the change from one normalisation to another, without a check of either.
 
-    With `adopt` false the layer is rescaled also where `old` knows no spread, so that what was constant
-    stays so.
+    With `adopt` false the layer is rescaled also where `old` knows no spread, so that constant
+    outputs stay constant.
     """
     dtype = new.scale.dtype
     if not adopt:
@@ -191,12 +193,12 @@ def _largest_norm(W: Array, layout: Layout, like: Array) -> Array:
 
 
 def _scalar_change(old: Affine, new: Affine, adopt: bool) -> Change:
-    """Return the change of NumPy's numbers, in Python's, which take a tenth of the time."""
+    """Return the change for NumPy scalars, with Python floats, in a tenth of the time."""
     kind, s_old, s_new, moved = new.scale.dtype.type, float(old.scale), float(new.scale), 0.0
-    told = s_new != 0 and not math.isnan(old.shift)
-    if told:
+    is_preserved = s_new != 0 and not math.isnan(old.shift)
+    if is_preserved:
         moved = (float(old.shift) - float(new.shift)) / s_new
-    if not told or (adopt and s_old == 0):
+    if not is_preserved or (adopt and s_old == 0):
         s_old = s_new = 1.0
     factor = 1.0 if abs(s_old - s_new) <= abs(s_new) / 2 else 0.0
     return Change(kind(factor), kind((s_old - factor * s_new) / s_new), kind(moved))
@@ -206,12 +208,12 @@ def _diagonal_change(old: Affine, new: Affine, adopt: bool) -> Change:
     """Return the change in units of the new scale."""
     xp = namespace(new.scale)
     live = new.scale != 0
-    told = live & (old.shift == old.shift)  # not NaN
+    is_preserved = live & (old.shift == old.shift)  # not NaN
     _, per_u = unit(new.scale)
     s_new = xp.where(live, new.scale * per_u, 1.0)
-    s_old = xp.where(told & (old.scale != 0) if adopt else told, old.scale * per_u, s_new)
+    s_old = xp.where(is_preserved & (old.scale != 0) if adopt else is_preserved, old.scale * per_u, s_new)
     factor = cast(xp.abs(s_old - s_new) <= xp.abs(s_new) / 2, s_new.dtype)
-    moved = xp.where(told, old.shift * per_u - new.shift * per_u, 0.0) / s_new
+    moved = xp.where(is_preserved, old.shift * per_u - new.shift * per_u, 0.0) / s_new
     return Change(factor, (s_old - factor * s_new) / s_new, moved)
 
 
@@ -220,12 +222,12 @@ def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
     xp = namespace(new.scale)
     before, after = _as_dense(old), _as_dense(new)
     live, per_u, A = _equilibrate(after)
-    told = live & (old.shift == old.shift)  # not NaN
-    known = told & xp.any(before != 0, axis=-1) if adopt else told
+    is_preserved = live & (old.shift == old.shift)  # not NaN
+    known = is_preserved & xp.any(before != 0, axis=-1) if adopt else is_preserved
     B = xp.where(known[..., None], before * per_u[..., None], A)
     change = solve(A, B - A)
     near = cast(xp.amax(xp.abs(change), axis=(-2, -1)) <= 0.5, A.dtype)[..., None, None]
-    moved = _solve(A, xp.where(told, old.shift * per_u - new.shift * per_u, 0.0))
+    moved = _solve(A, xp.where(is_preserved, old.shift * per_u - new.shift * per_u, 0.0))
     return Change(near * eye(A), xp.where(near > 0, change, solve(A, B)), moved)
 
 
@@ -237,7 +239,7 @@ def _equilibrate(scale: Array) -> tuple[Array, Array, Array]:
 
 
 def _solve(A: Array, y: Array) -> Array:
-    """A⁻¹ y for y of shape (*batch, ..., k) and A of shape (..., k, k), factorised once."""
+    """Return A⁻¹ y for y of shape (*batch, ..., k) and A of shape (..., k, k), factorised once."""
     xp = namespace(A, y)
     y = xp.broadcast_to(y, xp.broadcast_shapes(y.shape, A.shape[:-1]))
     columns = xp.moveaxis(y.reshape((-1, *y.shape[y.ndim - A.ndim + 1 :])), 0, -1)
@@ -293,7 +295,7 @@ def _check_head(weight: Array, bias: Array, old: Affine, new: Affine, layout: La
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether an array of this shape broadcasts to `to` without making it larger."""
+    """Return whether an array of this shape broadcasts to `to` without making it larger."""
     sizes = zip(reversed(shape), reversed(to), strict=False)
     return len(shape) <= len(to) and all(size in (1, there) for size, there in sizes)
 

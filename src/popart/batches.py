@@ -16,11 +16,15 @@ MANY = 2**26
 
 
 class Across(Protocol):
-    """Replicas that see parts of one batch: how their sums and maxima are joined."""
+    """Replicas that see parts of one batch: sums, maxima and stacks over all of them."""
 
-    def sum(self, x: Array) -> Array: ...
+    def sum(self, x: Array) -> Array:
+        """Return the sum over replicas."""
+        ...
 
-    def max(self, x: Array) -> Array: ...
+    def max(self, x: Array) -> Array:
+        """Return the maximum over replicas."""
+        ...
 
     def gather(self, x: Array) -> Array:
         """Stack the arrays of all replicas along a new first axis."""
@@ -50,7 +54,7 @@ class Batch(NamedTuple):
     tasks: int
     across: Across | None
     wide: bool
-    """Whether this is a higher precision than that of the statistics."""
+    """Whether `y` has a higher precision than the statistics."""
 
     def each(self, statistic: Array) -> Array:
         """Return for each target the value of the statistic that it belongs to."""
@@ -99,7 +103,7 @@ class Batch(NamedTuple):
         return self._replace(y=both, share=xp.concatenate((half, half)), index=index)
 
     def one_column_per_task(self) -> "Batch":
-        """Return the same without an index: all targets for each task, which count in one of them."""
+        """Return this batch with a column per task instead of an index; a target counts in one of them."""
         if self.index is None:
             return self
         mine = self.index[:, None] == arange(self.tasks, self.index)
@@ -108,10 +112,10 @@ class Batch(NamedTuple):
         return self._replace(y=self.y[:, None] * (share > 0), share=share, index=None)
 
 
-def take(
+def checked_batch(
     like: Array, targets: Array, mask: Array, weights: Array, index: Array, across: Across | None, axes: int
 ) -> Batch:
-    """Check targets against statistics that are like this one, and make a batch of them.
+    """Return a batch of targets, after checks against statistics that are like this one.
 
     The last `axes` axes of a target are measured together: it is left out whole.
     """
@@ -167,7 +171,7 @@ def _sifted(batch: Batch, is_count: bool, event_axes: int) -> Batch:
 
 def _are_finite(y: Array, wide: bool) -> bool:
     """Return whether all of NumPy's targets are known to be finite: the sum of their squares is."""
-    with np.errstate(over="ignore", invalid="ignore"):  # they are looked at one by one then
+    with np.errstate(over="ignore", invalid="ignore"):  # then each is checked
         return bool(sum_of_squares(y.reshape(-1)) < (FLOAT32_MAX**2 if wide else math.inf))
 
 

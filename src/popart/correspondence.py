@@ -1,7 +1,7 @@
-r"""What corresponds to what: the standard deviation s, the ratio p and the minibatch size B.
+r"""Conversions between the standard deviation s, the ratio p and the minibatch size B.
 
 Proposition 4 (for normal targets) ties s to p, Proposition 6 (for uniform targets) ties B to p, and
-through p they are tied to each other. Proposition 2 bounds what normalisation lets through.
+through p they are tied to each other. Proposition 2 bounds normalised targets.
 """
 
 import math
@@ -11,7 +11,7 @@ from popart.steps import check_beta
 
 
 def ratio_from_std(s: float) -> float:
-    r"""P of Proposition 4: the part of normal targets, normalised to standard deviation s, in [-1, 1].
+    r"""Return p of Proposition 4: the fraction of normal targets in [-1, 1] if their standard deviation is s.
 
     $$p = \operatorname{erf}\left(\frac{1}{\sqrt 2 s}\right)$$
     """
@@ -20,36 +20,36 @@ def ratio_from_std(s: float) -> float:
 
 
 def std_from_ratio(p: float) -> float:
-    """S of Proposition 4: the inverse of `ratio_from_std`."""
+    """Return s of Proposition 4: the inverse of `ratio_from_std`."""
     _check_open_ratio(p)
     return 1 / -NormalDist().inv_cdf((1 - p) / 2)
 
 
 def ratio_from_batch(B: float) -> float:
-    r"""P of Proposition 6: $p = (B - 1) / (B + 1)$."""
+    r"""Return p of Proposition 6: $p = (B - 1) / (B + 1)$."""
     if not B > 1:
         raise ValueError(f"B is {B!r}; a minibatch whose extremes differ has B > 1")
     return (B - 1) / (B + 1)
 
 
 def batch_from_ratio(p: float) -> float:
-    r"""B of Proposition 6, not rounded: $B = (1 + p) / (1 - p)$."""
+    r"""Return B of Proposition 6, not rounded: $B = (1 + p) / (1 - p)$."""
     _check_open_ratio(p)
     return (1 + p) / (1 - p)
 
 
 def std_from_batch(B: float) -> float:
-    """S that corresponds to a minibatch of B targets, by Propositions 6 and 4."""
+    """Return s that corresponds to a minibatch of B targets, by Propositions 6 and 4."""
     return std_from_ratio(ratio_from_batch(B))
 
 
 def batch_from_std(s: float) -> float:
-    """B that corresponds to the standard deviation s, by Propositions 4 and 6, not rounded."""
+    """Return B that corresponds to the standard deviation s, by Propositions 4 and 6, not rounded."""
     return batch_from_ratio(ratio_from_std(s))
 
 
 def bound(beta: float, std: float = 1.0, batch: int = 1) -> float:
-    r"""How large a normalised target can be after `Moments` has seen it (Proposition 2).
+    r"""Return the largest possible size of a normalised target after an update with it (Proposition 2).
 
     $$s \sqrt{(1 - \beta) / \beta}$$
 

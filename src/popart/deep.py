@@ -9,7 +9,7 @@ from popart._arrays import Array, is_numpy, namespace
 
 
 def step_targets(z: Array, gradient: Array, step: float = 1.0) -> Array:
-    r"""Targets by back-propagation: $Y = z - \eta \nabla_z L$, a step down the loss from the outputs z.
+    r"""Return targets by back-propagation: $Y = z - \eta \nabla_z L$, a step down the loss from outputs z.
 
     The squared loss towards Y has the gradient $\eta \nabla_z L$ at z, so that without normalisation
     this is the usual back-propagation. `gradient` is of the sum of the losses of a batch, not of their mean.
@@ -20,7 +20,7 @@ def step_targets(z: Array, gradient: Array, step: float = 1.0) -> Array:
 
 
 def softmax_targets(probabilities: Array, smoothing: float = 0.0) -> Array:
-    """Targets by inversion: the outputs that a soft-max makes into these probabilities, `(*batch, k)`.
+    """Return targets by inversion: the outputs that a soft-max makes into these probabilities, `(*batch, k)`.
 
     A soft-max ignores the mean of all outputs; theirs is 0. Labels are given as probabilities of 0 and 1 with
     some `smoothing`, the part of them that is spread over all classes, because a soft-max never gives 0. In

@@ -23,7 +23,7 @@ from popart.batches import FLOAT32_MAX, Batch
 from popart.correspondence import check_std
 from popart.numerics import EPS, accumulate, divide, joined, split, unit, widened
 from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, zeros
-from popart.steps import Step, step_at
+from popart.steps import StepSize, step_at
 
 
 def equation_4(
@@ -35,7 +35,7 @@ def equation_4(
 
 
 class MomentsState(NamedTuple):
-    """Rows of `moments`: mean, standard deviation, and what the last bit of each cannot hold."""
+    """Rows of `moments`: mean, standard deviation, and the rounding remainder of each."""
 
     counts: Array
     moments: Array
@@ -65,15 +65,15 @@ class Moments(Rule[MomentsState]):
 
     Args:
         beta: the step size $\beta$: a float for `debiased(beta)`, or a function of t.
-        std: s, the standard deviation that normalised targets are to have.
-        nu0: start from $\mu_0 = 0$ and this second moment, and preserve outputs from the first update
-            on: 1 is the paper's literal start, 10⁴ or 10⁶ its safe high one. A float `beta` is then
-            `constant(beta)`. `None` adopts the first targets instead.
-        epsilon: the paper's lower bound on $\nu_t - \mu_t^2$, in squared units of the targets. Scale
-            does not matter only while it is 0.
+        std: s, the standard deviation of normalised targets.
+        nu0: the initial second moment, with $\mu_0 = 0$; outputs are then preserved from the first update on,
+            and a float `beta` is `constant(beta)`. 1 is the paper's initial value, 10⁴ or 10⁶ its safe high
+            one. `None` initialises from the first targets.
+        epsilon: the paper's lower bound on $\nu_t - \mu_t^2$, in squared units of the targets. If it is not
+            0, results depend on the size of targets.
     """
 
-    beta: float | Step = 1e-4
+    beta: float | StepSize = 1e-4
     std: float = 1.0
     nu0: float | None = None
     epsilon: float = 0.0
@@ -86,7 +86,7 @@ class Moments(Rule[MomentsState]):
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> MomentsState:
         counts, zero = zeros(shape, like)
-        return MomentsState(counts, _start(zero, self.nu0))
+        return MomentsState(counts, _initial_moments(zero, self.nu0))
 
     def absorb(self, state: MomentsState, batch: Batch) -> MomentsState:
         mean, std = measure(batch, self.symmetric)
@@ -95,7 +95,7 @@ class Moments(Rule[MomentsState]):
         return MomentsState(tally(state.counts, batch), batch.where_counted(moments, state.moments))
 
     def _quick_update(self, state: MomentsState, targets: Array) -> MomentsState | None:
-        """Update one float32 statistic of NumPy's with Python's numbers, which take a fraction of the time.
+        """Update one float32 NumPy statistic with Python floats, which take a fraction of the time.
 
         Return None for other arrays, targets that are not finite, and a step that is a function.
         """
@@ -109,7 +109,7 @@ class Moments(Rule[MomentsState]):
             return None
         mean = 0.0 if self.symmetric else float(y.sum()) / len(y)
         new = mean, math.sqrt(sum_of_squares(y - mean) / len(y))
-        beta = step_at(self.beta, count + 1.0, start_counts=self.nu0 is not None)
+        beta = step_at(self.beta, count + 1.0, has_initial_values=self.nu0 is not None)
         if beta < 1 and (count or self.nu0 is not None):
             mu, sigma, mu_carry, sigma_carry = moments.tolist()
             before = mu + EPS * mu_carry, sigma + EPS * sigma_carry
@@ -130,7 +130,7 @@ def advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) 
     r"""Return the moments after a batch (Eq. 4); where fresh, those of the batch itself.
 
     In one precision, the increment of $\sigma$ is that of $\sigma^2$ divided by $\sigma_t + \sigma_{t-1}$,
-    so that what rounding loses of it can be carried, as for $\mu$.
+    so that its rounding error can be carried, as for $\mu$.
     """
     xp = namespace(moments)
     if mean.dtype != moments.dtype:
@@ -196,7 +196,7 @@ class Covariance(Rule[CovarianceState]):
     A target `(k,)` is left out whole if any number of it is not finite. The arguments are as for `Moments`.
     """
 
-    beta: float | Step = 1e-4
+    beta: float | StepSize = 1e-4
     std: float = 1.0
     nu0: float | None = None
 
@@ -211,7 +211,7 @@ class Covariance(Rule[CovarianceState]):
             raise ValueError("shape is (); a covariance needs an axis of outputs: (k,) or (tasks, k)")
         _, zero = zeros(shape, like)
         counts, _ = zeros(tuple(shape)[:-1], like)
-        return CovarianceState(counts, _start(zero, self.nu0), zero[..., None] + eye(zero))
+        return CovarianceState(counts, _initial_moments(zero, self.nu0), zero[..., None] + eye(zero))
 
     def absorb(self, state: CovarianceState, batch: Batch) -> CovarianceState:
         xp, old = namespace(batch.y), widened(state.factor)
@@ -225,8 +225,9 @@ class Covariance(Rule[CovarianceState]):
         within = divide(std, sigma)[..., None] * factor
         moved = _factor([xp.sqrt(1 - b) * before, xp.sqrt((1 - b) * b) * jump, xp.sqrt(b) * within])
         moved = cast(xp.where(fresh[..., None], factor, moved), state.factor.dtype)
-        got = asarray(xp, batch.weight, mean.dtype, mean)[..., None] > 0
-        moments, moved = batch.where_counted(moments, state.moments), xp.where(got, moved, state.factor)
+        has_weight = asarray(xp, batch.weight, mean.dtype, mean)[..., None] > 0
+        moments = batch.where_counted(moments, state.moments)
+        moved = xp.where(has_weight, moved, state.factor)
         return CovarianceState(tally(state.counts, batch), moments, moved)
 
     def _factor_of(self, batch: Batch, mean: Array, std: Array) -> Array:
@@ -268,5 +269,5 @@ def _triangle(M: Array) -> Array:
     return namespace(M).linalg.qr(M.swapaxes(-1, -2))[1].swapaxes(-1, -2)
 
 
-def _start(zero: Array, nu0: float | None) -> Array:
+def _initial_moments(zero: Array, nu0: float | None) -> Array:
     return namespace(zero).stack((zero, zero + math.sqrt(nu0 or 0.0), zero, zero))

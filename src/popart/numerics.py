@@ -41,7 +41,7 @@ def widened(x: Array) -> Array:
 def unit(*arrays: Array) -> tuple[Array, Array]:
     """Return a power of two of the size of the largest of the arrays, elementwise, and its inverse.
 
-    Where all are 0 or subnormal the unit is 1: hardware may flush these to 0, as XLA has it do.
+    Where all are 0 or subnormal the unit is 1: XLA flushes subnormal numbers to 0.
     """
     xp = namespace(*arrays)
     if xp is np and max(map(np.ndim, arrays)) == 0:
@@ -57,7 +57,7 @@ def unit(*arrays: Array) -> tuple[Array, Array]:
 
 
 def accumulate(x: Array, carry: Array, increment: Array) -> tuple[Array, Array]:
-    """Return `x + increment`, and what rounding loses of it, for the next time.
+    """Return `x + increment`, and its rounding error, to add next time.
 
     The exact sum is `x + eps * carry` (Knuth's two-sum). The carry is stored divided by eps, so that it is
     never smaller than the numbers that it belongs to.

@@ -17,11 +17,11 @@ from popart.batches import Batch
 from popart.correspondence import check_ratio
 from popart.numerics import accumulate, joined, split, unit
 from popart.rules import Rule, check_settings, step_size, tally, zeros
-from popart.steps import Step
+from popart.steps import StepSize
 
 
 class BoundsState(NamedTuple):
-    """Rows of `bounds`: y_min, y_max, and what the last bit of each cannot hold."""
+    """Rows of `bounds`: y_min, y_max, and the rounding remainder of each."""
 
     counts: Array
     bounds: Array
@@ -37,9 +37,9 @@ class BoundsState(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Bounds(Rule[BoundsState]):
-    """What the rules of this module share. While no spread has been seen the bounds are the range seen."""
+    """The base of the rules in this module. Until targets differ, the bounds are the range of all targets."""
 
-    beta: float | Step = 1e-2
+    beta: float | StepSize = 1e-2
     p: float = 0.95
     nu0: float | None = None
 
@@ -48,10 +48,10 @@ class Bounds(Rule[BoundsState]):
         check_ratio(self.p)
 
     @abstractmethod
-    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
+    def moves(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
         """Return how far a batch moves y_min and y_max with a step of 1.
 
-        All are in a unit in which a length of 1 in the targets' own units is `one`.
+        All arguments are in one unit, in which `one` is 1 in the targets' own units.
         """
 
     def init(self, shape: Sequence[int] = (), like: Array = None) -> BoundsState:
@@ -66,13 +66,13 @@ class Bounds(Rule[BoundsState]):
         beta, _ = step_size(self.beta, self.nu0, state.counts[0], least)
         if batch.wide:
             now = joined(bounds[:2], bounds[2:], least.dtype)
-            low, high = now + beta * xp.stack(self.pulls(batch, now, 1.0))
+            low, high = now + beta * xp.stack(self.moves(batch, now, 1.0))
             new = xp.concatenate(split(_in_order(low, high), bounds.dtype))
         else:
             u, per_u = unit(bounds[0], bounds[1], least, largest)
             now = bounds * per_u
-            pulls = self.pulls(batch._replace(y=batch.y * batch.each(per_u)), now[:2], per_u)
-            (low, high), carry = accumulate(now[:2], now[2:], beta * xp.stack(pulls))
+            moves = self.moves(batch._replace(y=batch.y * batch.each(per_u)), now[:2], per_u)
+            (low, high), carry = accumulate(now[:2], now[2:], beta * xp.stack(moves))
             new = u * xp.concatenate((_in_order(low, high), carry))
         if self.nu0 is None:
             first = state.counts[0] == 0
@@ -101,8 +101,8 @@ class Percentiles(Bounds):
 
     Args:
         beta: the step size: a float for `debiased(beta)`, or a function of t.
-        p: the part of the targets that is to be normalised into [-1, 1].
-        nu0: start from $\mp\sqrt{\nu_0}$ instead of adopting the first targets' range; a float
+        p: the fraction of the targets that is normalised into [-1, 1].
+        nu0: initial bounds $\mp\sqrt{\nu_0}$, instead of the range of the first targets; a float
             `beta` is then `constant(beta)`.
         relative: steps are multiplied by the current spread $y^{max} - y^{min}$, so that scale does
             not matter. `False` is the paper's equation, with steps in the units of the targets.
@@ -110,7 +110,7 @@ class Percentiles(Bounds):
 
     relative: bool = True
 
-    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
+    def moves(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
         (low, high), y = bounds, batch.y
         step = high - low if self.relative else one
         below, above = (batch.mean(cast(x, y.dtype)) for x in (y < batch.each(low), y > batch.each(high)))
@@ -131,7 +131,7 @@ class Expectiles(Bounds):
     The arguments are those of `Percentiles`.
     """
 
-    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
+    def moves(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
         where, inside = namespace(bounds).where, (1 - self.p) / (1 + self.p)
         down, up = batch.y - batch.each(bounds[0]), batch.y - batch.each(bounds[1])
         down, up = where(down < 0, down, inside * down), where(up > 0, up, inside * up)
@@ -151,6 +151,6 @@ class Extremes(Bounds):
 
     p: float = 1.0
 
-    def pulls(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
+    def moves(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
         least, largest = batch.range()
         return least - bounds[0], largest - bounds[1]

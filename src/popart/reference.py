@@ -30,7 +30,7 @@ Features = Callable[[Vector, Vector], NDArray[np.float64]]
 
 
 class PopArtParameters(NamedTuple):
-    r"""$f(x) = \Sigma (W h_\theta(x) + b) + \mu$"""
+    r"""The parameters of Algorithm 1: $f(x) = \Sigma (W h_\theta(x) + b) + \mu$."""
 
     theta: Vector
     W: Matrix
@@ -44,7 +44,7 @@ class PopArtParameters(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    r"""$f(x) = W h_\theta(x) + b$"""
+    r"""The parameters of Algorithm 2: $f(x) = W h_\theta(x) + b$."""
 
     theta: Vector
     W: Matrix
@@ -65,7 +65,7 @@ def pop_art_sgd(
     mu_new: Vector,
     alpha: float,
 ) -> PopArtParameters:
-    """One step of Algorithm 1: SGD on squared loss with Pop-Art."""
+    """Make one step of Algorithm 1: SGD on squared loss with Pop-Art."""
     theta, W, b, Sigma, mu = parameters
     W = np.linalg.solve(Sigma_new, Sigma @ W)
     b = np.linalg.solve(Sigma_new, Sigma @ b + mu - mu_new)
@@ -88,7 +88,7 @@ def normalized_sgd(
     Sigma: Matrix,
     alpha: float,
 ) -> Parameters:
-    """One step of Algorithm 2: Normalized SGD."""
+    """Make one step of Algorithm 2: Normalized SGD."""
     theta, W, b = parameters
     features = h(theta, X)
     J = jacobian(theta, X)
@@ -117,8 +117,8 @@ class OrderStatistics(Rule[OrderStatisticsState]):
     right.)
 
     Args:
-        p: the part of the targets that is to be normalised into [-1, 1].
-        capacity: how many targets to keep; beyond that, the most recent ones.
+        p: the fraction of the targets that is normalised into [-1, 1].
+        capacity: the largest number of stored targets; older ones are dropped.
     """
 
     p: float = 0.95

@@ -1,4 +1,4 @@
-"""What all rules have in common, and the rule that measures nothing: `Fixed`."""
+"""The base class of all rules, and `Fixed`, a rule that measures nothing."""
 
 import dataclasses
 import math
@@ -9,10 +9,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from popart._arrays import Array, asarray, eps_of, float_dtype, is_numpy, namespace
+from popart._arrays import Array, PerTarget, Targets, asarray, eps_of, float_dtype, is_numpy, namespace
 from popart.affine import Affine
-from popart.batches import Across, Batch, take
-from popart.steps import Step, check_beta, step_at
+from popart.batches import Across, Batch, checked_batch
+from popart.steps import StepSize, check_beta, step_at
 
 COUNT_MAX = 2**31 - 1
 
@@ -46,7 +46,7 @@ class Rule(ABC, Generic[State]):
     def init(self, shape: Sequence[int] = (), like: Array = None) -> State:
         """Return the state before any target, on the device of `like` and in its module and precision.
 
-        Without `like`, it is NumPy's and follows the first targets.
+        Without `like`, its arrays are NumPy's, which the first update converts.
         """
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Rule(ABC, Generic[State]):
 
     @abstractmethod
     def affine(self, state: State) -> Affine:
-        """Return the normalisation that a state stands for."""
+        """Return the scale and shift of a state."""
 
     def __repr__(self) -> str:
         """Return the settings that differ from their defaults."""
@@ -64,15 +64,15 @@ class Rule(ABC, Generic[State]):
 
     @property
     def has_shift(self) -> bool:
-        """Whether μ can be anything but 0, which takes a bias to make up for."""
+        """Whether μ can be anything but 0, so that the layer needs a bias."""
         return not self.symmetric
 
     def finish(self, scale: Array, shift: Array, seen: Array, std: float = 1.0) -> Affine:
         """Return a normalisation, to a standard deviation `std`, with the options that all rules have.
 
-        A spread is never below the last bit of the shift, because a float cannot hold less.
+        The scale is never smaller than the last bit of the shift.
         """
-        if is_numpy(shift) and not shift.ndim and not self.keep:  # Python's numbers take a tenth of the time
+        if is_numpy(shift) and not shift.ndim and not self.keep:  # Python floats take a tenth of the time
             dtype, scale, shift = shift.dtype, float(scale), 0.0 if self.symmetric else float(shift)
             scale = max(scale, eps_of(dtype) * abs(shift)) if scale > 0 else 0.0
             return Affine(dtype.type(scale) / std, dtype.type(shift if seen else math.nan))
@@ -90,11 +90,11 @@ class Rule(ABC, Generic[State]):
     def update(
         self,
         state: State,
-        targets: Array,
+        targets: Targets,
         *,
-        mask: Array = None,
-        weights: Array = None,
-        index: Array = None,
+        mask: PerTarget | Targets | None = None,
+        weights: PerTarget | Targets | None = None,
+        index: PerTarget | None = None,
         across: Across | None = None,
     ) -> State:
         """Return the state after a batch of targets: one step, whatever the size of the batch.
@@ -104,9 +104,9 @@ class Rule(ABC, Generic[State]):
         Args:
             state: from `init` or an earlier update; it is not changed.
             targets: `(*batch, *shape)`, any number of batch axes, also none.
-            mask: which targets count: `(*batch,)`, or one value per number, `(*batch, *shape)`.
-            weights: how much each counts, of the same shapes; 2 is as much as two copies.
-            index: which task each target is of, `(*batch,)`, for statistics of shape `(tasks, *shape)`. A
+            mask: the targets that count: `(*batch,)`, or one value per number, `(*batch, *shape)`.
+            weights: the weight of each, of the same shapes; 2 is as much as two copies.
+            index: the task of each target, `(*batch,)`, for statistics of shape `(tasks, *shape)`. A
                 task without a target is left as it was.
             across: replicas that see parts of the same batch; `popart.jax.step` and heads make one.
         """
@@ -116,7 +116,7 @@ class Rule(ABC, Generic[State]):
             return quick
         state = follow(state, targets)
         statistic = state[1] if state[1].ndim == state[0].ndim - 1 else state[1][0]
-        batch = take(statistic, targets, mask, weights, index, across, self.event_axes)
+        batch = checked_batch(statistic, targets, mask, weights, index, across, self.event_axes)
         return self.absorb(state, batch)
 
     def _quick_update(self, state: State, targets: Array) -> State | None:
@@ -139,11 +139,11 @@ def zeros(shape: Sequence[int], like: Array) -> tuple[Array, Array]:
     return asarray(xp, xp.stack((zero, zero)), xp.int32, like), zero
 
 
-def step_size(beta: float | Step, nu0: float | None, count: Array, like: Array) -> tuple[Array, Array]:
+def step_size(beta: float | StepSize, nu0: float | None, count: Array, like: Array) -> tuple[Array, Array]:
     """Return the step of the next update, and whether it adopts the batch: the first one, or a step of 1."""
     xp = namespace(like)
     t = asarray(xp, count, like.dtype, like) + 1
-    b = step_at(beta, t, start_counts=nu0 is not None)
+    b = step_at(beta, t, has_initial_values=nu0 is not None)
     if callable(beta):
         b = asarray(xp, b, like.dtype, like)
         if is_numpy(b) and not ((b > 0) & (b <= 1)).all():
@@ -152,7 +152,7 @@ def step_size(beta: float | Step, nu0: float | None, count: Array, like: Array) 
 
 
 def tally(counts: Array, batch: Batch) -> Array:
-    """Return the counts after a batch: one more update where it had any weight, and what was left out."""
+    """Return the counts after a batch: one more update where it had any weight, and the targets left out."""
     if isinstance(batch.weight, int):
         counts = counts.copy()
         counts[0] += counts[0] < COUNT_MAX
@@ -163,11 +163,13 @@ def tally(counts: Array, batch: Batch) -> Array:
     return counts + xp.minimum(more, COUNT_MAX - counts)
 
 
-def check_settings(beta: float | Step, nu0: float | None) -> None:
+def check_settings(beta: float | StepSize, nu0: float | None) -> None:
     if not callable(beta):
         check_beta(beta)
     if nu0 is not None and not 0 < nu0 < math.inf:
-        raise ValueError(f"nu0 is {nu0!r}; it must be positive and finite, or None to adopt the data")
+        raise ValueError(
+            f"nu0 is {nu0!r}; it must be positive and finite, or None to initialise from the first targets"
+        )
 
 
 def check_finite(state: Any) -> None:

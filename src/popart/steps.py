@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from popart._arrays import Array, is_numpy, namespace
 
-Step = Callable[[Array], Array]
+StepSize = Callable[[Array], Array]
+"""A function from the number of updates t = 1, 2, ... to the step size."""
 
 
 @dataclass(frozen=True)
 class constant:
-    r"""$\beta_t = \beta$: an exponential moving average that remembers its initial value."""
+    r"""The constant step size $\beta_t = \beta$, of an exponential average with an initial value."""
 
     beta: float
 
@@ -27,7 +28,7 @@ class constant:
 
 @dataclass(frozen=True)
 class harmonic:
-    r"""$\beta_t = 1/t$: the average of all batches, as in Eq. 3.
+    r"""The step size $\beta_t = 1/t$ of the average of all batches (Eq. 3).
 
     A batch is one step, whatever its size, so it is the average of all targets if batches are equally large.
     """
@@ -38,9 +39,9 @@ class harmonic:
 
 @dataclass(frozen=True)
 class debiased:
-    r"""$\beta_t = \beta / (1 - (1 - \beta)^t)$ (Proposition 7).
+    r"""The step size $\beta_t = \beta / (1 - (1 - \beta)^t)$ (Proposition 7).
 
-    The moving average of a constant step without the weight that this gives to the initial value.
+    The average is that of a constant step size, without the weight of its initial value.
     """
 
     beta: float
@@ -66,12 +67,12 @@ def check_beta(beta: float) -> None:
         raise ValueError(f"beta is {beta!r}; it must be in (0, 1]")
 
 
-def step_at(beta: float | Step, t: Array, *, start_counts: bool) -> Array:
-    """Return the step that a rule's `beta` stands for, at t.
+def step_at(beta: float | StepSize, t: Array, *, has_initial_values: bool) -> Array:
+    """Return the step size of a rule at update t.
 
-    A float is debiased, unless the rule starts from values that are meant to count: debiasing would
-    forget these at the first target.
+    A float is debiased, unless the rule has initial values that count: debiasing would forget these at the
+    first target.
     """
     if callable(beta):
         return beta(t)
-    return beta + 0 * t if start_counts else _debias(beta, t)
+    return beta + 0 * t if has_initial_values else _debias(beta, t)

@@ -11,7 +11,7 @@ from popart.batches import Across, Batch
 from popart.moments import Moments, MomentsState
 from popart.numerics import unit
 from popart.rules import Rule, check_settings, step_size, tally, zeros
-from popart.steps import Step, harmonic
+from popart.steps import StepSize, harmonic
 
 ALL_DATA = harmonic()
 """The step size that gives all data the same weight."""
@@ -39,7 +39,7 @@ class ReturnScaling(Rule[MomentsState]):
         beta: the step size of the three statistics; by default all data count the same, as in the paper.
     """
 
-    beta: float | Step = ALL_DATA
+    beta: float | StepSize = ALL_DATA
     symmetric: bool = True
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class PercentileSpan(Rule[SpanState]):
         floor: the least scale, in units of the targets.
     """
 
-    beta: float | Step = 1e-2
+    beta: float | StepSize = 1e-2
     low: float = 0.05
     high: float = 0.95
     floor: float = 1.0

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from popart._arrays import Array, PerTarget, Targets
 from popart.affine import Affine, Change, Layout, change_of, limited
 from popart.rules import Rule
 
-Array = Any
 Tree = Any
 
 FEW = 128
@@ -48,12 +48,12 @@ def step(
     art: Rule[Any],
     state: Any,
     head: Tree,
-    targets: Array,
+    targets: Targets,
     axis_name: Any = None,
     *,
-    mask: Array = None,
-    weights: Array = None,
-    index: Array = None,
+    mask: PerTarget | None = None,
+    weights: PerTarget | None = None,
+    index: PerTarget | None = None,
     max_norm: float | None = None,
 ) -> Step:
     """Update statistics (ART) and head (POP) with a batch of targets, and normalise the targets.
@@ -121,7 +121,7 @@ def at_once(f: Callable[..., Any], state: Any, biases: list[Array], *given: Any)
     return jax.lax.cond(is_count, f, lambda *given: (*given[:2], *zeros), state, biases, *given)
 
 
-def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
+def normalized(head: Tree, h: Array, *, index: PerTarget | None = None) -> Targets:
     """Return the outputs in normalised units, $g = W h + b$: `(*batch, out)`, or `(*batch, heads, out)`.
 
     With `index`, `(*batch,)`, the result has one output or head for each row of h.
@@ -132,7 +132,7 @@ def normalized(head: Tree, h: Array, *, index: Array = None) -> Array:
     return g if index is None else chosen(g, index)
 
 
-def values(art: Rule[Any], state: Any, head: Tree, h: Array, *, index: Array = None) -> Array:
+def values(art: Rule[Any], state: Any, head: Tree, h: Array, *, index: PerTarget | None = None) -> Targets:
     r"""Return the outputs in the targets' own units, $\Sigma(W h + b) + \mu$ (Eq. 2), or one per row of h.
 
     Before the first target they are 0. While all targets are equal, the outputs are equal to them.
