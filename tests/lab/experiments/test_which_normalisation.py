@@ -85,6 +85,22 @@ def test_the_page_says_what_was_run() -> None:
         assert f"`{command.replace(' '.join(METHODS), 'all')}`" in PAGE.replace("\n", " ")
 
 
+def asterix(run: str, method: str) -> Interval:
+    found = comparison(run)
+    return estimate(found.best(("asterix", "steady", method))[0])
+
+
+@pytest.mark.parametrize("name", read_manifest(RESULTS / "methods-asterix-tuned")["settings"]["methods"])
+def test_the_table_of_asterix_has_every_method_that_was_run(name: str) -> None:
+    tuned = comparison("methods-asterix-tuned")
+    longer = read_manifest(RESULTS / "methods-asterix")["settings"]["methods"]
+    second = text(asterix("methods-asterix", name), ".2f") + " " if name in longer else ""
+    first = text(asterix("methods-asterix-tuned", name), ".2f")
+    assert f"| {METHODS[name]} | {first}, {tuned.chosen['asterix', 'steady', name]:g} | {second}|" in PAGE
+    if name != "popart":
+        assert asterix("methods-asterix-tuned", name).low > asterix("methods-asterix-tuned", "popart").high
+
+
 def test_nobody_learns_catch_after_constant_rewards() -> None:
     found = comparison("methods-changing")
     values = [estimate(found.best(("catch", "constant", method))[0]).value for method in METHODS]
