@@ -281,7 +281,7 @@ def test_a_loss_of_other_shapes_is_refused_and_nothing_is_updated() -> None:
     with pytest.raises(ValueError, match=r"y has shape \(32, 1\) and the outputs have shape \(32,\)"):
         head.loss(H, targets((1,)), index=torch.zeros(32, dtype=torch.int64))
     assert head.state.counts[0] == 0
-    with pytest.raises(ValueError, match="it must give one loss per number"):
+    with pytest.raises(ValueError, match="it must return one loss per element"):
         head.loss(H, targets((1,)), loss=lambda g, t: (g - t).square().mean())
 
 
