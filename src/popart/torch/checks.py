@@ -101,24 +101,37 @@ def owned(layer: nn.Module) -> tuple[Any, Any]:
 
 def checked_index(index: Any, n: int, batch: tuple[int, ...], what: str) -> Tensor:
     """Return the index as integers of 64 bits, after a check of its shape, type and (on a CPU) range."""
-    index = torch.as_tensor(index)
-    if index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
-        raise ValueError(f"index has dtype {index.dtype}; it must be of integers")
-    if tuple(index.shape) != batch:
-        raise ValueError(f"index has shape {tuple(index.shape)}; {what} {batch}")
-    if is_eager_cpu(index) and index.numel():
-        low, high = (int(x) for x in index.aminmax())
-        if low < 0 or high >= n:
-            raise ValueError(f"index reaches from {low} to {high}; it must be from 0 to {n - 1}")
+    index = _index_of(index, batch, what)
+    _check_range(index, n)
     return index.long()
 
 
 def chosen(outputs: Tensor, index: Any, axis: int) -> Tensor:
     """Return the outputs that an index chooses along an axis, one for each row.
 
-    Numbers out of range raise everywhere: on a GPU and in compiled code, `gather` refuses them.
+    Numbers out of range raise everywhere, because `gather` refuses them.
     """
     batch, rest = tuple(outputs.shape[:axis]), tuple(outputs.shape[axis:])[1:]
-    index = checked_index(index, outputs.shape[axis], batch, "the batch has shape")
+    index = _index_of(index, batch, "the batch has shape").long()
     places = index.reshape(*batch, 1, *(1,) * len(rest)).expand(*batch, 1, *rest)
-    return outputs.gather(axis, places).squeeze(axis)
+    try:
+        return outputs.gather(axis, places).squeeze(axis)
+    except RuntimeError:
+        _check_range(index, outputs.shape[axis])
+        raise
+
+
+def _index_of(index: Any, batch: tuple[int, ...], what: str) -> Tensor:
+    index = torch.as_tensor(index)
+    if index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
+        raise ValueError(f"index has dtype {index.dtype}; it must be of integers")
+    if tuple(index.shape) != batch:
+        raise ValueError(f"index has shape {tuple(index.shape)}; {what} {batch}")
+    return index
+
+
+def _check_range(index: Tensor, n: int) -> None:
+    if is_eager_cpu(index) and index.numel():
+        low, high = (int(x) for x in index.aminmax())
+        if low < 0 or high >= n:
+            raise ValueError(f"index reaches from {low} to {high}; it must be from 0 to {n - 1}")
