@@ -66,6 +66,7 @@ def test_platforms_that_are_not_there_are_named(tmp_path: Path) -> None:
     assert "JAX finds no device (JAX_PLATFORMS is 'cuda'); unset JAX_PLATFORMS" in said
 
 
+@pytest.mark.slow
 def test_double_precision_of_the_environment_does_not_change_results(tmp_path: Path) -> None:
     for name, wide in (("narrow", "0"), ("wide", "1")):
         words = ("histograms", "--targets", "1000", "--out", str(tmp_path / name))

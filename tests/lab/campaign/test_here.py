@@ -119,6 +119,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     with started(out, *DIVERGING) as driver:

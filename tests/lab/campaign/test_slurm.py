@@ -111,6 +111,7 @@ def test_tasks_submit_themselves_again_until_all_fleets_are_finished(
     assert "All fleets are finished; nothing was submitted." in said
 
 
+@pytest.mark.slow
 def test_a_fleet_that_failed_for_good_is_not_submitted_again(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_the_unit_of_q_is_that_of_the_rewards_which_the_agent_sees() -> None:
     assert units == ["clipped rewards", "points", "points × 0.5"]
 
 
+@pytest.mark.slow
 def test_two_agents_are_side_by_side_each_with_its_values(
     command: Watch, pictures: np.ndarray, tmp_path: Path
 ) -> None:

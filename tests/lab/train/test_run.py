@@ -188,7 +188,7 @@ def test_scaling_rewards_by_a_power_of_two_changes_no_bit_on_atari(
 
 
 @pytest.mark.xdist_group("atari")
-@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("saved", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_run_saved_without_its_replay_buffer_refills_it_first(tmp_path: Path, saved: bool) -> None:
     """Emulators are reset in either case, and no transition reaches across that."""
     command = ASTERIX.changed(save_replay=saved, frames=640, out=tmp_path / "run")
