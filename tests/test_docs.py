@@ -57,7 +57,7 @@ def public_names() -> set[str]:
     return found
 
 
-def told_names(hooks: ModuleType) -> set[str]:
+def documented_names(hooks: ModuleType) -> set[str]:
     """Return the names that pages of the reference describe."""
     pages = map(hooks.reference_of, hooks.undescribed())
     return hooks.described() | {name for page in pages for name in re.findall(r"^::: (\S+)", page, re.M)}
@@ -65,9 +65,9 @@ def told_names(hooks: ModuleType) -> set[str]:
 
 @importing_all
 def test_the_reference_has_every_public_name(hooks: ModuleType) -> None:
-    told = told_names(hooks)
-    assert public_names() <= told
-    for name in told:
+    documented = documented_names(hooks)
+    assert public_names() <= documented
+    for name in documented:
         resolve_name(name)
     assert len(popart.__all__) <= 16
 
@@ -97,9 +97,9 @@ def classes_in(annotation: Any) -> Iterator[type]:
         yield from classes_in(part)
 
 
-def untold(told: set[str]) -> set[str]:
-    """Return the classes that callers of what is told get, and that are not told themselves."""
-    things = [resolve_name(name) for name in told]
+def undocumented(documented: set[str]) -> set[str]:
+    """Return the classes of public results that are not documented."""
+    things = [resolve_name(name) for name in documented]
     for module in filter(inspect.ismodule, tuple(things)):
         things += [x for x in vars(module).values() if inspect.getmodule(x) is module]
     given = {found for thing in things for hint in given_by(thing) for found in classes_in(hint)}
@@ -109,7 +109,7 @@ def untold(told: set[str]) -> set[str]:
 
 @importing_all
 def test_the_reference_has_every_class_that_a_public_function_gives(hooks: ModuleType) -> None:
-    assert untold(told_names(hooks)) == set()
+    assert undocumented(documented_names(hooks)) == set()
 
 
 class Hidden(NamedTuple):
@@ -131,7 +131,7 @@ class Having(NamedTuple):
 def test_a_class_that_no_page_describes_is_found(public: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hidden, "__module__", "popart.new")
     monkeypatch.setattr(popart, "preserve", public)
-    assert untold({"popart.preserve"}) == {"popart.new.Hidden"}
+    assert undocumented({"popart.preserve"}) == {"popart.new.Hidden"}
 
 
 def test_a_public_module_that_no_page_describes_gets_a_page(
