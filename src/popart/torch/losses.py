@@ -30,7 +30,7 @@ def mean_loss(loss: Loss, g: Tensor, t: Tensor, counted: Tensor, weights: Any) -
             f"loss returned shape {tuple(each.shape)} for outputs of shape {tuple(g.shape)}; it must return "
             "one loss per element, as with reduction='none'"
         )
-    if all_count:  # the same number in a third of the operations
+    if all_count:  # the same number in fewer operations
         return each.mean()
     w = counted.to(each.dtype)
     if weights is not None:
