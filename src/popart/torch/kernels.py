@@ -53,8 +53,9 @@ class LayerUpdate(NamedTuple):
     targets: Tensor
 
     def apply_(self, rescaled: Sequence[Rescaled], moved: Sequence[Tensor]) -> None:
-        for x, power, _ in rescaled:
-            torch.mul(x, self.factor if power == 1 else self.factor.square(), out=x)
+        for power in {power for _, power, _ in rescaled}:
+            tensors, factor = [x for x, each, _ in rescaled if each == power], self.factor[0]
+            torch._foreach_mul_(tensors, factor if power == 1 else factor.square())  # pyright: ignore[reportPrivateImportUsage]
         for bias in moved:
             torch.addcmul(self.moved, bias, self.factor, out=bias)
 

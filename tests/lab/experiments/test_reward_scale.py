@@ -18,10 +18,11 @@ from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_AGENT, SMALL_SCHEDULE, AgentConfig
 from popart.lab.envs.small import Game
+from popart.lab.experiments.reward_scale import agents
+from popart.lab.experiments.reward_scale.agents import train
 from popart.lab.experiments.reward_scale.cases import change
 from popart.lab.experiments.reward_scale.comparison import about_normalized, estimate
 from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, Scale, best_rate
-from popart.lab.experiments.reward_scale.run import train
 from popart.lab.experiments.reward_scale.training import Training, advance, init
 from popart.lab.files import read_table, write_table
 from popart.lab.manifest import read_manifest
@@ -85,7 +86,7 @@ def test_cases_change_rewards_as_they_say() -> None:
 def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
     scales = jnp.array(SCALES)
     popart, plain = (
-        np.asarray(train(method, "catch", STEPS, jnp.full(3, 1e-3), scales, jnp.zeros(3, int)))
+        train(method, "catch", STEPS, jnp.zeros(3, int), jnp.full(3, 1e-3), scales, jnp.zeros(3, int))
         for method in ("popart", "unclipped")
     )
     assert (popart > 0.7).all()
@@ -94,12 +95,55 @@ def test_popart_learns_catch_at_any_scale_and_plain_dqn_does_not() -> None:
     assert plain[2] < 0
 
 
+@compiled_once
+def test_as_many_agents_are_trained_together_on_a_gpu_as_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two and two of three agents: the last one is trained twice, and counted once."""
+    given = jnp.zeros(3, int), jnp.array([1e-3, 1e-3, 0.0]), jnp.ones(3), jnp.array([4, 5, 4])
+    alone = train("popart", "catch", STEPS, *given)
+    monkeypatch.setattr(agents, "on_cpu", lambda: False)
+    monkeypatch.setattr(agents, "room", lambda: 2.5 * agents.bytes_of("catch", STEPS))
+    together = train("popart", "catch", STEPS, *given)
+    assert (alone[:2] > 0.5).all()
+    assert (together[:2] > 0.5).all()
+    np.testing.assert_allclose(together[2], alone[2], atol=0.05)
+    assert together[2] < 0
+
+
+def test_a_gpu_trains_all_cases_of_a_game_and_method_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The tables have the same rows as on a CPU, which trains one case after the other."""
+    calls: list[tuple[str, str, int]] = []
+
+    def train(method: str, game: str, steps: int, cases: jax.Array, *members: jax.Array) -> np.ndarray:
+        calls.append((method, game, len(cases)))
+        return np.asarray(cases) + 100 * np.asarray(members[0])
+
+    monkeypatch.setattr(agents, "train", train)
+    arguments = ["scale", "--games", "catch", "--methods", "art", "popart", "--cases", "steady", "rare"]
+    arguments += ["--scales", "1", "--seeds", "2", "--tuned"]
+    for name, on_cpu in (("cpu", True), ("gpu", False)):
+        monkeypatch.setattr(agents, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
+        monkeypatch.setattr(agents, "play_randomly", lambda game, steps, seeds: np.zeros(len(seeds)))
+        main([*arguments, "--out", str(tmp_path / name)])
+    tuning, returns = 2 * 4 * 3, 2 * 2 * 2  # cases, rates, random seeds
+    assert sorted(calls[-4:]) == sorted(
+        (method, "catch", number) for method in ("art", "popart") for number in (tuning, returns)
+    )
+    assert len(calls) == 4 + 8
+    for table in ("tuning", "returns"):
+        cpu, gpu = (read_table(tmp_path / name / f"{table}.csv") for name in ("cpu", "gpu"))
+        assert list(cpu) == list(gpu)
+
+
 @pytest.mark.slow
 def test_growing_rewards_are_those_of_the_second_half() -> None:
     """Pop-Art learns catch although all rewards grow by 10⁴, and plain Double DQN does not."""
-    one = jnp.ones(1)
+    one, grows = jnp.ones(1), jnp.array([list(CASES).index("grows")])
     popart, plain = (
-        float(train(method, "catch", STEPS, 1e-3 * one, one, jnp.zeros(1, int), "grows")[0])
+        float(train(method, "catch", STEPS, grows, 1e-3 * one, one, jnp.zeros(1, int))[0])
         for method in ("popart", "unclipped")
     )
     assert popart > 0.5
