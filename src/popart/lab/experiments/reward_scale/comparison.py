@@ -30,7 +30,7 @@ over all random seeds of all games, with a 95 % bootstrap interval."""
 TUNED = """Each method has the learning rate that is best for it in each game and case at a scale of 1."""
 
 UNTUNED = """All methods have the same learning rate, 0.001, which is too small for some; --tuned gives each
-method its best of four."""
+method the best of several."""
 
 SHORT = "Training was shorter than needed in {}: methods that learn slowly look worse than they are."
 

@@ -46,7 +46,7 @@ CASES = {
 SCALES = tuple(10.0**k for k in range(-8, 9, 4))
 
 RATE = 1e-3
-RATES = (3e-4, RATE, 3e-3, 1e-2)
+RATES = (1e-4, 3e-4, RATE, 3e-3, 1e-2)
 """The learning rate of all methods, and those to choose from."""
 
 TUNING_SEEDS = 3
@@ -56,11 +56,10 @@ TUNING_SEEDS = 3
 def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the learning rate with the highest mean return."""
 
-    def mean(rate: float) -> float:
-        at = [float(row["return"]) for row in rows if float(row["rate"]) == rate]
-        return sum(at) / len(at)
-
-    return max(RATES, key=mean)
+    returns: dict[float, list[float]] = {}
+    for row in rows:
+        returns.setdefault(float(row["rate"]), []).append(float(row["return"]))
+    return max(returns, key=lambda rate: sum(returns[rate]) / len(returns[rate]))
 
 
 QUICK = {"games": ("catch",), "scales": (1e-8, 1.0, 1e8), "seeds": 1, "steps": 20_000}
@@ -114,8 +113,8 @@ class Scale:
     """Environment steps of each agent."""
 
     tuned: bool = False
-    """Also train each method with the learning rate (0.0003, 0.001, 0.003 or 0.01) that is best for it at a
-    scale of 1 with three other random seeds, if that is not 0.001."""
+    """Also train each method with the learning rate (0.0001, 0.0003, 0.001, 0.003 or 0.01) that is best for it
+    at a scale of 1 with three other random seeds, if that is not 0.001."""
 
     quick: bool = False
     """Take a first look, with other defaults: catch alone, 20,000 steps, the scales 10^-8, 1 and 10^8, and
