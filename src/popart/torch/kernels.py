@@ -137,9 +137,12 @@ def absorb_(state: MomentsState, y: Tensor, of: Constants) -> None:
 
 
 def _measure(y: Tensor, into: Tensor) -> Tensor:
-    """Write the mean of the finite targets and the norm of their deviations; return their number."""
+    """Write the mean of the finite targets and the norm of their deviations; return their number.
+
+    They are counted with integers, because a sum of booleans converts them first, with a kernel of its own.
+    """
     known = y.nan_to_num(0.0, 0.0, 0.0)
-    finite = known == y
+    finite = torch.eq(known, y, out=torch.empty_like(y, dtype=torch.int64))
     n = finite.sum()
     mean = torch.div(known.sum(0, keepdim=True, dtype=into.dtype), n, out=into[:1])
     d = torch.addcmul(known, finite, mean, value=-1)

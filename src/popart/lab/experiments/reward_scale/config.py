@@ -55,7 +55,6 @@ TUNING_SEEDS = 3
 
 def best_rate(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the learning rate with the highest mean return."""
-
     returns: dict[float, list[float]] = {}
     for row in rows:
         returns.setdefault(float(row["rate"]), []).append(float(row["return"]))
@@ -113,8 +112,8 @@ class Scale:
     """Environment steps of each agent."""
 
     tuned: bool = False
-    """Also train each method with the learning rate (0.0001, 0.0003, 0.001, 0.003 or 0.01) that is best for it
-    at a scale of 1 with three other random seeds, if that is not 0.001."""
+    """Also train each method with the learning rate (0.0001, 0.0003, 0.001, 0.003 or 0.01) that is best for
+    it at a scale of 1 with three other random seeds, if that is not 0.001."""
 
     quick: bool = False
     """Take a first look, with other defaults: catch alone, 20,000 steps, the scales 10^-8, 1 and 10^8, and
