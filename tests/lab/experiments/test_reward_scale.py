@@ -128,7 +128,7 @@ def test_a_gpu_trains_all_cases_of_a_game_and_method_together(
         monkeypatch.setattr(agents, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
         monkeypatch.setattr(agents, "play_randomly", lambda game, steps, seeds: np.zeros(len(seeds)))
         main([*arguments, "--out", str(tmp_path / name)])
-    tuning, returns = 2 * 4 * 3, 2 * 2 * 2  # cases, rates, random seeds
+    tuning, returns = 2 * 5 * 3, 2 * 2 * 2  # cases, rates, random seeds
     assert sorted(calls[-4:]) == sorted(
         (method, "catch", number) for method in ("art", "popart") for number in (tuning, returns)
     )

@@ -4,12 +4,16 @@ A normalised return of 0 is random play. 1 is the highest interquartile mean tha
 the game, each with its best learning rate, with rewards as they are at a scale of 1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
@@ -33,9 +37,6 @@ UNTUNED = """All methods have the same learning rate, 0.001, which is too small 
 method the best of several."""
 
 SHORT = "Training was shorter than needed in {}: methods that learn slowly look worse than they are."
-
-BETTER = """Methods whose normalised return is higher than that with Pop-Art, with intervals that do not
-overlap. What that means for a choice is in docs/explanation/which-normalisation.md."""
 
 SUMMARY = """Interquartile mean over random seeds of the return, in the game's own units, with its 95 %
 bootstrap interval. A method has a second row if its best learning rate at a scale of 1 is not 0.001."""
@@ -62,15 +63,6 @@ class Comparison:
     random: Mapping[str, float]
     """The return of random play in each game."""
 
-    @property
-    def columns(self) -> Iterator[tuple[str, str, int]]:
-        """Yield what is compared: a title, a case, and the place of a scale."""
-        for case in self.cases:
-            for place, scale in enumerate(self.scales):
-                size = "" if len(self.scales) == 1 else f"{scale:g}"
-                name = case if len(self.cases) > 1 or not size else ""
-                yield f"{name} {size}".strip(), case, place
-
     def best(self, cell: Cell) -> np.ndarray:
         """Return the returns of a cell with the learning rate that was chosen."""
         return self.returns[cell, self.chosen[cell]]
@@ -82,6 +74,15 @@ class Comparison:
             low, high = self.random[game], self.highest(game)
             found.append((self.best((game, case, method))[place] - low) / (high - low))
         return found
+
+    def interval(self, method: str, case: str, place: int) -> Interval:
+        """Return the interquartile mean of normalised returns over all seeds of all games."""
+        return self._intervals[method, case, place]
+
+    @cached_property
+    def _intervals(self) -> dict[tuple[str, str, int], Interval]:
+        keys = product(self.methods, self.cases, range(len(self.scales)))
+        return {key: over_seeds(iqm, self.normalized(*key)) for key in keys}
 
     def highest(self, game: str) -> float:
         place = self.scales.index(1.0)
@@ -130,12 +131,10 @@ def show(page: Page, comparison: Comparison) -> None:
     """Draw all methods, and write tables of them."""
     if comparison.can_normalize:
         caption = about_normalized(page)
-        better = list(better_than_popart(comparison))
-        if better:
-            page.show_table("better", "Where Pop-Art is not the best", BETTER, better)
         heading, draw = "Normalised return", _cases_figure
         if len(comparison.scales) > 1:
-            heading, draw = "Normalised return against the scale of rewards", _all_games_figure
+            heading = "Normalised return against the scale of rewards"
+            draw = _grid_figure if len(comparison.cases) > 1 else _all_games_figure
         page.figure("normalised", f"{heading}, all games", caption, draw(comparison))
         page.show_table("normalised", "All games", caption, _normalized_table(comparison))
     if len(comparison.scales) > 1:
@@ -160,28 +159,24 @@ def short(page: Page) -> str:
 
 
 def _normalized_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return a row per method with a column per scale, or per case if there is one scale."""
+    cases, scales = comparison.cases, comparison.scales
+
+    def cell(method: str, case: str, place: int) -> str:
+        return comparison.interval(method, case, place).text(".2f")
+
+    if len(scales) == 1:
+        return [
+            {"method": METHODS[method]} | {case: cell(method, case, 0) for case in cases}
+            for method in comparison.methods
+        ]
     return [
         {"method": METHODS[method]}
-        | {
-            title: over_seeds(iqm, comparison.normalized(method, case, place)).text(".2f")
-            for title, case, place in comparison.columns
-        }
+        | ({"rewards": case} if len(cases) > 1 else {})
+        | {f"{scale:g}": cell(method, case, place) for place, scale in enumerate(scales)}
+        for case in cases
         for method in comparison.methods
     ]
-
-
-def better_than_popart(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield the methods that are better than Pop-Art somewhere, and where."""
-    for title, case, place in comparison.columns if "popart" in comparison.methods else ():
-        found = {
-            method: over_seeds(iqm, comparison.normalized(method, case, place))
-            for method in comparison.methods
-        }
-        popart = found["popart"]
-        for method, interval in found.items():
-            if interval.low > popart.high:
-                texts = {"normalised return": interval.text(".2f"), METHODS["popart"]: popart.text(".2f")}
-                yield {"rewards": title, "method": METHODS[method], **texts}
 
 
 def _summary(comparison: Comparison) -> list[dict[str, Any]]:
@@ -215,8 +210,7 @@ def _all_games_figure(comparison: Comparison) -> Figure:
     """Draw one small panel per method, for all games together."""
     found = {
         method: [
-            over_seeds(iqm, comparison.normalized(method, comparison.cases[0], place))
-            for place in range(len(comparison.scales))
+            comparison.interval(method, comparison.cases[0], place) for place in range(len(comparison.scales))
         ]
         for method in comparison.methods
     }
@@ -263,19 +257,46 @@ def _curve(axes: Axes, scales: Sequence[float], found: Sequence[Interval], colou
 @styled
 def _cases_figure(comparison: Comparison) -> Figure:
     """Draw one row per method, and one panel per case."""
-    methods, columns = comparison.methods, list(comparison.columns)
+    methods, cases = comparison.methods, comparison.cases
     figure, panels = subplots(
-        1, len(columns), height=0.19 * len(methods) + 0.9, squeeze=False, sharex=True, sharey=True
+        1, len(cases), height=0.19 * len(methods) + 0.9, squeeze=False, sharex=True, sharey=True
     )
-    for axes, (title, case, place) in zip(panels[0], columns, strict=True):
+    for axes, case in zip(panels[0], cases, strict=True):
         for row, method in enumerate(methods):
-            mean, low, high = over_seeds(iqm, comparison.normalized(method, case, place))
+            mean, low, high = comparison.interval(method, case, 0)
             colour = POPART if method == "popart" else INK
             axes.plot((low, high), (row, row), color=colour, linewidth=2.5, alpha=0.35)
             axes.plot(mean, row, "o", color=colour, markersize=3.5)
         axes.grid(axis="x")
-        axes.set_title(title, loc="left", fontsize=8)
+        axes.set_title(case, loc="left", fontsize=8)
     panels[0, 0].set(yticks=range(len(methods)), yticklabels=[METHODS[method] for method in methods])
     panels[0, 0].invert_yaxis()
     figure.supxlabel("normalised return", fontsize=9)
     return figure
+
+
+@styled
+def _grid_figure(comparison: Comparison) -> Figure:
+    """Draw one row per method, one panel per case and one column per scale: returns as shades of green."""
+    methods, cases, scales = comparison.methods, comparison.cases, comparison.scales
+    figure, panels = subplots(1, len(cases), height=0.19 * len(methods) + 1.2, squeeze=False, sharey=True)
+    shades = LinearSegmentedColormap.from_list("returns", ("#ffffff", POPART, "#0b3d0b"))
+    for axes, case in zip(panels[0], cases, strict=True):
+        values = [[comparison.interval(m, case, i).value for i in range(len(scales))] for m in methods]
+        axes.imshow(values, cmap=shades, vmin=0, vmax=1, aspect="auto")
+        axes.set_title(case, loc="left", fontsize=8)
+        axes.set_xticks(range(0, len(scales), 2), [_power(scale) for scale in scales[::2]])
+        for (row, column), value in np.ndenumerate(np.array(values)):
+            ink = "white" if value > 0.45 else INK
+            axes.text(column, row, f"{value:z.1f}", ha="center", va="center", fontsize=5, color=ink)
+    panels[0, 0].set_yticks(range(len(methods)), [METHODS[method] for method in methods], fontsize=7)
+    figure.supxlabel("scale of rewards", fontsize=9)
+    colours = ScalarMappable(Normalize(0, 1), shades)
+    figure.colorbar(colours, ax=list(panels[0]), label="normalised return", aspect=30, pad=0.01)
+    return figure
+
+
+def _power(scale: float) -> str:
+    """Return the scale as a power of ten, such as 10⁻⁸, or as it is if it is none."""
+    exponent = np.log10(scale)
+    return f"$10^{{{exponent:.0f}}}$" if exponent == round(exponent) and exponent else f"{scale:g}"
