@@ -267,6 +267,51 @@ def test_the_loss_is_the_same_number_with_a_mask_of_all_targets(loss: Any) -> No
     assert one.item() == other.item() != 0
 
 
+@pytest.mark.parametrize("per_output", [False, True])
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_the_loss_of_several_heads_takes_targets_of_the_shape_of_the_outputs(
+    outputs: int, per_output: bool
+) -> None:
+    head = PopArt(8, outputs, FAST, heads=3, per_output=per_output)
+    other = copy.deepcopy(head)
+    y = targets((3, outputs), size=100.0) * torch.tensor([1.0, 1e3, 1e6])[:, None]
+    mask, weights, task = torch.arange(32) > 1, torch.rand(32, 3), torch.arange(32) % 3
+    loss = head.loss(H, y, mask=mask, weights=weights)
+    scale, shift = (x if per_output else x[:, None] for x in (head.sigma, head.mu))
+    each = (head.normalized(H) - (y - shift) / scale).square()
+    w = (mask[:, None] * weights)[..., None].expand(y.shape)
+    torch.testing.assert_close(loss, (each * w).sum() / w.sum())
+    for i in range(3):  # the statistics of a head are those of its targets alone
+        one = PopArt(8, outputs, FAST, per_output=per_output)
+        part = y[:, i] if per_output else y[:, i].reshape(-1)
+        w = weights[:, i] if per_output else weights[:, i].repeat_interleave(outputs)
+        one.update(part, mask=mask if per_output else mask.repeat_interleave(outputs), weights=w)
+        torch.testing.assert_close((head.sigma[i], head.mu[i]), (one.sigma, one.mu))
+    loss = other.loss(H, y[torch.arange(32), task], index=task)
+    scale, shift = (x[task] if per_output else x[task, None] for x in (other.sigma, other.mu))
+    t = (y[torch.arange(32), task] - shift) / scale
+    torch.testing.assert_close(loss, (other.normalized(H, index=task) - t).square().mean())
+
+
+def test_heads_of_one_output_may_leave_out_its_axis() -> None:
+    task = torch.arange(32) % 3
+    for settings in ({}, {"per_output": True}):
+        for y, index in ((targets((3,)), None), (targets(), task)):
+            one = PopArt(8, 1, FAST, heads=3, **settings)  # pyright: ignore[reportArgumentType]
+            other = copy.deepcopy(one)
+            assert torch.equal(one.loss(H, y, index=index), other.loss(H, y[..., None], index=index))
+            assert torch.equal(one.sigma, other.sigma)
+
+
+def test_a_target_of_one_of_several_outputs_of_a_head_is_refused_with_a_hint() -> None:
+    head, task = PopArt(8, 2, FAST, heads=3), torch.arange(32) % 3
+    for y, index, outputs in ((targets((3,)), None, r"\(32, 3, 2\)"), (targets(), task, r"\(32, 2\)")):
+        with pytest.raises(ValueError, match=rf"the outputs have shape {outputs}.*several-tasks.md"):
+            head.loss(H, y, index=index)
+    with pytest.raises(ValueError, match=r"index has shape \(3,\); the batch has shape \(32,\)"):
+        head.loss(H, targets((2,)), index=torch.arange(3))
+
+
 def test_a_loss_without_targets_is_0() -> None:
     head = PopArt(8, 1, FAST)
     loss = head.loss(H, torch.full((32, 1), torch.nan))

@@ -230,6 +230,19 @@ class PopArt(LinearHead, NormalizedUnits):
             return (*batch, *self.weight.shape[:-1])
         return batch if self.heads is None else (*batch, self.out_features)
 
+    def _update_outputs(
+        self, y: Tensor, *, mask: Any, weights: Any, index: Tensor | None, **settings: Any
+    ) -> Tensor:
+        """Update with targets of the outputs' shape; outputs that share a statistic are part of its batch."""
+        if self.heads is None or self.per_output:
+            return self.update(y, mask=mask, weights=weights, index=index, **settings)
+        mask, weights = (x if x is None else x.movedim(-1, 0) for x in (mask, weights))
+        if index is not None:
+            index = checks.checked_index(index, self.heads, tuple(y.shape[:-1]), "the batch has shape")
+            index = index.expand(y.shape[-1], *index.shape)
+        t = self.update(y.movedim(-1, 0), mask=mask, weights=weights, index=index, **settings)
+        return t.movedim(0, -1)
+
 
 class DuelingPopArt(NormalizedUnits):
     r"""Dueling streams (Wang et al., 2016) with Pop-Art: $\Sigma(V + A - \bar A) + \mu$.

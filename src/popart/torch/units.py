@@ -24,6 +24,7 @@ CALLS_WITHOUT_UPDATE = 1000
 class NormalizedUnits(Head):
     """A head whose layers compute in normalised units, and are rescaled to preserve outputs."""
 
+    heads: int | None = None
     _answers_normalized = False
     _calls = 0
     _watched = 0
@@ -70,7 +71,8 @@ class NormalizedUnits(Head):
         Args:
             h: Features; a tuple of two for dueling streams that do not share them.
             y: Targets in their own units, of the shape of the outputs: `(*batch, outputs)`, or
-                `(*batch,)` with `index`. Heads of one output each may leave out its axis.
+                `(*batch,)` with `index`; of several heads `(*batch, heads, outputs)`, or
+                `(*batch, outputs)` with `index`. Several heads of one output each may leave out its axis.
             index: The output (or head) that each target is of, `(*batch,)`.
             mask: The targets that count, `(*batch,)` or the shape of y.
             weights: The weight of each target in the statistics and in the mean, of the same shapes.
@@ -82,10 +84,10 @@ class NormalizedUnits(Head):
         """
         y = self._as_tensor(y).detach()
         features = h if isinstance(h, tuple) else (h,)
-        self._check_comparable(self._outputs_shape(features[0], index), tuple(y.shape))
-        if not self._shape:
+        y = self._like_outputs(y, self._outputs_shape(features[0], index))
+        if not checks.is_dense(self.art):
             mask, weights = (x if x is None else like_targets(x, y) for x in (mask, weights))
-        t = self.update(
+        t = self._update_outputs(
             y,
             mask=mask,
             weights=weights,
@@ -95,17 +97,31 @@ class NormalizedUnits(Head):
             max_norm=max_norm,
         )
         g = self.normalized(*features, index=index)
-        return mean_loss(loss, g.reshape(y.shape), t, self._counted(y, mask), weights)
+        return mean_loss(loss, g, t, self._counted(y, mask), weights)
 
     def _outputs_shape(self, h: Tensor, index: Tensor | None) -> tuple[int, ...]:
         raise NotImplementedError
 
-    def _check_comparable(self, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
-        if outputs != targets and (not self._shape or outputs != (*targets, 1)):
-            raise ValueError(
-                f"y has shape {targets} and the outputs have shape {outputs}; they must be the same. Give "
-                f"index= for targets of chosen outputs, or y[:, None] for a single output"
+    def _like_outputs(self, y: Tensor, outputs: tuple[int, ...]) -> Tensor:
+        """Return targets in the shape of the outputs; several heads of one output may leave out its axis."""
+        shape = tuple(y.shape)
+        if shape == outputs:
+            return y
+        if self.heads is not None and outputs == (*shape, 1):
+            return y[..., None]
+        raise ValueError(
+            f"y has shape {shape} and the outputs have shape {outputs}; they must be the same. "
+            + (
+                "Give index= for targets of chosen outputs, or y[:, None] for a single output"
+                if self.heads is None
+                else "For a target of one output of a head, update and choose this output from normalized(h) "
+                "yourself, as in docs/how-to/several-tasks.md"
             )
+        )
+
+    def _update_outputs(self, y: Tensor, **settings: Any) -> Tensor:
+        """Update with targets of the shape of the outputs."""
+        return self.update(y, **settings)
 
     def _counted(self, y: Tensor, mask: Any) -> Tensor:
         """Return a mask of the targets that count: finite ones that are not masked."""
