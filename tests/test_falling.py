@@ -13,6 +13,7 @@ import torch
 import popart
 import popart.jax
 from benchmarks.falling import MAX_NORM, PRESERVE, Method, learn
+from popart.reference import OrderStatistics
 from popart.torch import PopArt
 
 RNG = np.random.default_rng(0)
@@ -197,3 +198,36 @@ def test_weights_stay_finite_when_targets_fall_from_1e30_to_1e_minus_30_only_wit
 
     assert all(np.isfinite(x).all() for x in weights(3.0))
     assert not np.isfinite(weights(None)[0]).all()
+
+
+RULES = [popart.Moments(1.0), popart.Moments(0.1), popart.Percentiles(beta=0.5), OrderStatistics(capacity=16)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+def test_weights_stay_finite_with_a_limit_however_fast_targets_fall(
+    rule: popart.Rule[Any], framework: str
+) -> None:
+    """From 10³⁰ to 10⁻³⁰, also at once: factors of 10⁶⁰, which float32 does not have."""
+    convert: Any = {"numpy": np.asarray, "jax": jnp.asarray, "torch": torch.asarray}[framework]
+    rng = np.random.default_rng(0)
+    layer = tuple(convert(x.astype(np.float32)) for x in (W, B))
+    state = rule.init((), like=layer[1])
+    for size in [1e30] * 3 + [1e-30] * 40:
+        new = rule.update(state, convert((size * rng.normal(size=8)).astype(np.float32)))
+        old, affine = rule.affine(state), rule.affine(new)
+        with np.errstate(over="ignore", invalid="ignore"):
+            layer = popart.preserve(*layer, old, affine, max_norm=3.0)
+        state = new
+        assert all(np.isfinite(np.asarray(x)).all() for x in layer)
+    norms = np.linalg.norm(np.asarray(layer[0]), axis=1)
+    assert 0 < norms.max() <= max(3.0, np.linalg.norm(W, axis=1).max()) * 1.001
+
+
+def test_weights_of_zero_stay_zero_when_the_scale_falls_by_more_than_float32_has() -> None:
+    zero = np.zeros((2, 3), np.float32), np.ones(2, np.float32)
+    old, new = (popart.Affine(np.float32(x), np.float32(0)) for x in (1e30, 1e-30))
+    with np.errstate(over="ignore"):
+        weight, bias = popart.preserve(*zero, old, new, max_norm=3.0)
+    assert (weight == 0).all()
+    assert np.isfinite(bias).all()

@@ -217,6 +217,20 @@ def test_targets_of_the_wrong_shape_are_named() -> None:
         pj.step(ART, pj.init(ART, head, per_output=True), head, targets((2,), 0))
 
 
+@pytest.mark.parametrize("heads", [False, True])
+def test_a_batch_as_long_as_the_number_of_outputs_needs_an_index(heads: bool) -> None:
+    kernel = jnp.ones((4, 5, 1)) if heads else jnp.ones((5, 4))
+    head = {"kernel": kernel, "bias": jnp.zeros((4, 1) if heads else 4)}
+    art, y = popart.Moments(), jnp.arange(4.0)
+    state = pj.init(art, head, per_output=not heads)
+    with pytest.raises(ValueError, match=r"targets have shape \(4,\), which may be a batch or one target"):
+        pj.step(art, state, head, y)
+    as_batch = pj.step(art, state, head, y, index=jnp.zeros(4, int))
+    assert as_batch.state.counts[0].tolist() == [1, 0, 0, 0]
+    one = pj.step(art, state, head, y[None])
+    assert one.state.counts[0].tolist() == [1, 1, 1, 1]
+
+
 def test_no_gradient_goes_through_bootstrapped_targets() -> None:
     """The gradient is that of the squared loss for targets that are numbers, by hand."""
     head = linen()

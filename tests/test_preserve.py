@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import popart
 from benchmarks.drift import drift
@@ -151,6 +152,18 @@ def test_half_precision_layers_keep_their_dtype(dtype: str) -> None:
     assert W_new.dtype == b_new.dtype == dtype
     np.testing.assert_array_equal(W_new, np.full((2, 3), 0.5, dtype))
     np.testing.assert_array_equal(b_new, np.full(2, -0.5, dtype))
+
+
+@pytest.mark.parametrize("module", [np, jnp, torch], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("dense", [False, True])
+def test_outputs_in_half_precision_have_values_that_it_cannot_hold(module: Any, dense: bool) -> None:
+    """Values near 10⁶ are float32 numbers, and infinite in float16."""
+    scale = module.asarray(2e6 * np.eye(2) if dense else np.array([2e6, 2e6]), dtype=module.float32)
+    units = popart.Affine(scale, module.asarray([1e6, 1e6], dtype=module.float32))
+    outputs = module.asarray([1.0, -2.0], dtype=module.float16)
+    values = units.denormalize(outputs)
+    assert values.dtype == module.float32
+    np.testing.assert_array_equal(values, [3e6, -3e6])
 
 
 def test_a_dense_scale_with_an_output_that_has_no_spread_yet(single: Backend) -> None:

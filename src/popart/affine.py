@@ -23,9 +23,12 @@ from popart._arrays import (
     solve,
     values_of,
 )
-from popart.numerics import unit, widened
+from popart.numerics import divide, unit, widened
 
 Layout = Literal["out_in", "in_out"]
+
+HUGE = 2.0**100
+"""The largest factor of weights with a limit of their norm: weights of 0 set none."""
 
 
 class Affine(NamedTuple):
@@ -99,7 +102,7 @@ def preserve(
     _check_head(weight, bias, old, new, layout)
     _check_new_scale(old, new)
     change = change_of(old, new)
-    change = change if max_norm is None else limited(change, [(weight, layout)], max_norm)
+    change = change if max_norm is None else limited(change, old, new, [(weight, layout)], max_norm)
     W = change.rescale(weight, layout=layout)
     return W, None if bias is None else change.rescale_bias(bias, shift=True)
 
@@ -159,32 +162,48 @@ def change_of(old: Affine, new: Affine, *, adopt: bool = True) -> Change:
     return Change(*(cast(x, dtype) for x in parts))
 
 
-def limited(change: Change, weights: Sequence[tuple[Array, Layout]], max_norm: float) -> Change:
+def limited(
+    change: Change, old: Affine, new: Affine, weights: Sequence[tuple[Array, Layout]], max_norm: float
+) -> Change:
     r"""Return a change that does not enlarge weights beyond a norm: outputs then shrink towards the new mean.
 
-    With $n$ the largest norm of an output's weights, $F$ becomes $k F$ and *moved* becomes $k \cdot moved$:
+    With $n$ the largest norm of an output's weights, F becomes $k F$ and *moved* becomes $k \cdot moved$:
 
     $$k = \min\left(1, \frac{\max(n_{old}, max\_norm)}{n_{new}}\right)$$
 
-    Outputs that share a scale share k, so that their order is preserved. `weights` are those of all layers
-    before the change.
+    Outputs that share a scale share k, so that their order is preserved. `change` is the change from `old` to
+    `new`, and `weights` are those of all layers before it.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm!r}; it must be positive, or None for no limit")
     xp = namespace(change.moved)
-    k = xp.ones_like(change.moved)
+    if change.factor.ndim > change.moved.ndim:
+        k = xp.ones_like(change.moved)
+        for W, layout in weights:
+            allowed = _largest_norm(W, layout, k).clip(max_norm, None)
+            after = _largest_norm(change.rescale(W, layout=layout), layout, k)
+            k = xp.minimum(k, allowed / xp.maximum(after, allowed))
+        return Change(change.factor * k[..., None], change.rest * k[..., None], change.moved * k)
+    largest = xp.full_like(change.moved, HUGE)  # k F, which is finite where F is not
     for W, layout in weights:
-        allowed = _largest_norm(W, layout, change.moved).clip(max_norm, None)
-        after = _largest_norm(change.rescale(W, layout=layout), layout, change.moved)
-        k = xp.minimum(k, allowed / xp.maximum(after, allowed))
-    of_factor = k[..., None] if change.factor.ndim > k.ndim else k
-    return Change(change.factor * of_factor, change.rest * of_factor, change.moved * k)
+        norm = _largest_norm(W, layout, largest)
+        allowed = norm.clip(max_norm, None)
+        largest = xp.minimum(largest, allowed / xp.maximum(norm, allowed / HUGE))
+    s_old, is_known = old.scale / largest, old.shift == old.shift  # not NaN
+    is_limited = (s_old > new.scale) & (new.scale != 0) & is_known
+    moved = largest * divide(old.shift - new.shift, xp.where(is_limited, old.scale, 0.0))
+    return Change(
+        xp.where(is_limited, largest, change.factor),
+        xp.where(is_limited, 0.0, change.rest),
+        xp.where(is_limited, moved, change.moved),
+    )
 
 
 def _largest_norm(W: Array, layout: Layout, like: Array) -> Array:
     """Return the largest norm of an output's weights among the outputs that share a normalisation."""
-    xp, wide = namespace(W), widened(W)
-    norms = xp.sqrt((wide * wide).sum(-1 if layout == "out_in" else -2))
+    xp, axis, W = namespace(W), -1 if layout == "out_in" else -2, widened(W)
+    u, per_u = unit(xp.amax(xp.abs(W), axis=axis, keepdims=True))
+    norms = xp.sqrt(((W * per_u) ** 2).sum(axis)) * u.squeeze(axis)
     while norms.ndim > like.ndim:
         norms = xp.amax(norms, axis=0)
     for axis, size in enumerate(like.shape):
@@ -232,7 +251,10 @@ def _dense_change(old: Affine, new: Affine, adopt: bool) -> Change:
 
 
 def _equilibrate(scale: Array) -> tuple[Array, Array, Array]:
-    """Return which rows are not 0, a power of two for each, and each row times it; if 0, of the identity."""
+    """Return which rows are not 0, a power of two for each, and each row times it.
+
+    Rows of 0 become those of the identity, so that the matrix can be inverted.
+    """
     largest = namespace(scale).amax(abs(scale), axis=-1)
     live, (_, per_u) = largest != 0, unit(largest)
     return live, per_u, scale * per_u[..., None] + cast(~live, scale.dtype)[..., None] * eye(scale)
@@ -263,7 +285,13 @@ def _arrays_of(affine: Affine, x: Array) -> tuple[Namespace, Affine]:
 
 
 def _floats(xp: Namespace, x: Array, like: Array) -> Array:
-    if hasattr(x, "dtype") and is_float(x.dtype) and namespace(x) is xp:
+    """Convert to floats that are no smaller than `like`: half precision cannot hold large targets."""
+    if (
+        hasattr(x, "dtype")
+        and is_float(x.dtype)
+        and namespace(x) is xp
+        and x.dtype.itemsize >= like.dtype.itemsize
+    ):
         return x
     return asarray(xp, x, like.dtype, like)
 

@@ -147,7 +147,7 @@ def advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) 
     mu, mu_carry = accumulate(mu, mu_carry, step)
     grown, sigma_carry = accumulate(sigma, sigma_carry, growth)
     moved = xp.stack((mu, xp.where(near, grown, root), mu_carry, xp.where(near, sigma_carry, 0.0)))
-    return u * xp.where(fresh, xp.stack((y, s, 0 * y, 0 * s)), moved)
+    return xp.where(fresh, xp.stack((mean, std, 0 * mean, 0 * std)), u * moved)
 
 
 def measure(batch: Batch, symmetric: bool = False) -> tuple[Array, Array]:

@@ -58,8 +58,9 @@ def step(
 ) -> Step:
     """Update statistics (ART) and head (POP) with a batch of targets, and normalise the targets.
 
-    No output changes, unless `max_norm` is reached. The loss compares normalised targets with the outputs of
-    the *new* head, and its gradient goes to the new head. No gradient goes through the targets, which may be
+    Before the first targets all outputs are 0, and the first targets set scale and shift. From then on no
+    output changes, unless `max_norm` is reached. The loss compares normalised targets with the outputs of the
+    *new* head, and its gradient goes to the new head. No gradient goes through the targets, which may be
     bootstrapped.
 
         state, head, y, change = popart.jax.step(art, state, head, targets)
@@ -80,6 +81,8 @@ def step(
     """
     layers, leaves, treedef = open_head(head)
     _check_bias(art, layers)
+    if index is None:
+        _check_batch(jnp.shape(targets), jnp.shape(art.affine(state).shift))
     targets = jax.lax.stop_gradient(targets)
     across = None if axis_name is None else Axis(axis_name)
 
@@ -89,9 +92,11 @@ def step(
         index = index if old.shift.ndim else None
         state = art.update(state, y, mask=mask, weights=weights, index=index, across=across)
         new = art.affine(state)
-        change = change_of(over_outputs(old, leaves, layers), over_outputs(new, leaves, layers))
+        units = over_outputs(old, leaves, layers), over_outputs(new, leaves, layers)
+        change = change_of(*units)
         if max_norm is not None:
-            change = limited(change, [(leaves[layer.weight], layer.layout) for layer in layers], max_norm)
+            weights = [(leaves[layer.weight], layer.layout) for layer in layers]
+            change = limited(change, *units, weights, max_norm)
         return state, _rescaled_biases(biases, layers, change), new, change
 
     biases = [leaves[layer.bias] for layer in layers if layer.bias is not None]
@@ -217,6 +222,14 @@ def _check_bias(art: Rule[Any], layers: list[Layer]) -> None:
         raise ValueError(
             f"head has no bias, and art is {art!r}, which has a shift that only a bias can make up for; "
             "give it symmetric=True"
+        )
+
+
+def _check_batch(shape: tuple[int, ...], one: tuple[int, ...]) -> None:
+    if one and shape == one:
+        raise ValueError(
+            f"targets have shape {shape}, which may be a batch or one target of all outputs; give "
+            f"index= for a batch, or one target as {(1, *one)}"
         )
 
 

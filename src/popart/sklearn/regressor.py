@@ -268,9 +268,10 @@ class PopArtRegressor(RegressorMixin, BaseEstimator):
         y = data.y if self._state.mu.ndim else data.y[:, 0]
         old = self._affine()
         self._state = art.update(self._state, y, weights=data.weight)
-        change = change_of(old, self._affine())
+        new = self._affine()
+        change = change_of(old, new)
         if self.max_norm is not None:
-            change = limited(change, [(self._network.layers[-1][:-1], "in_out")], self.max_norm)
+            change = limited(change, old, new, [(self._network.layers[-1][:-1], "in_out")], self.max_norm)
         rescale_head(self._network, self._adam, change)
 
     def _count_updates(self, steps: int) -> None:

@@ -174,7 +174,7 @@ class NormalizedUnits(Head):
         change = change_of(old, new, adopt=adopt)
         if max_norm is not None:
             weights = [x if isinstance(change.moved, Tensor) else as_numpy(x) for x, *_ in layers]
-            change = limited(change, [(x, "out_in") for x in weights], max_norm)
+            change = limited(change, old, new, [(x, "out_in") for x in weights], max_norm)
         affected = self._affected(layers, optimizer, optimizer_state)
         _layer_change(change, layers[0].weight).apply_(*affected)
 
