@@ -176,19 +176,18 @@ def limited(
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm!r}; it must be positive, or None for no limit")
-    xp = namespace(change.moved)
-    if change.factor.ndim > change.moved.ndim:
-        k = xp.ones_like(change.moved)
-        for W, layout in weights:
-            allowed = _largest_norm(W, layout, k).clip(max_norm, None)
-            after = _largest_norm(change.rescale(W, layout=layout), layout, k)
-            k = xp.minimum(k, allowed / xp.maximum(after, allowed))
-        return Change(change.factor * k[..., None], change.rest * k[..., None], change.moved * k)
-    largest = xp.full_like(change.moved, HUGE)  # k F, which is finite where F is not
+    xp, is_dense = namespace(change.moved), change.factor.ndim > change.moved.ndim
+    k = xp.ones_like(change.moved)
+    largest = k * HUGE  # k F, which is finite where F is not
     for W, layout in weights:
-        norm = _largest_norm(W, layout, largest)
+        norm = _largest_norm(W, layout, k)
         allowed = norm.clip(max_norm, None)
         largest = xp.minimum(largest, allowed / xp.maximum(norm, allowed / HUGE))
+        if is_dense:
+            after = _largest_norm(change.rescale(W, layout=layout), layout, k)
+            k = xp.minimum(k, allowed / xp.maximum(after, allowed))
+    if is_dense:
+        return Change(change.factor * k[..., None], change.rest * k[..., None], change.moved * k)
     s_old, is_known = old.scale / largest, old.shift == old.shift  # not NaN
     is_limited = (s_old > new.scale) & (new.scale != 0) & is_known
     moved = largest * divide(old.shift - new.shift, xp.where(is_limited, old.scale, 0.0))
@@ -201,9 +200,9 @@ def limited(
 
 def _largest_norm(W: Array, layout: Layout, like: Array) -> Array:
     """Return the largest norm of an output's weights among the outputs that share a normalisation."""
-    xp, axis, W = namespace(W), -1 if layout == "out_in" else -2, widened(W)
-    u, per_u = unit(xp.amax(xp.abs(W), axis=axis, keepdims=True))
-    norms = xp.sqrt(((W * per_u) ** 2).sum(axis)) * u.squeeze(axis)
+    xp, wide, axis = namespace(W), widened(W), -1 if layout == "out_in" else -2
+    u, per_u = unit(xp.amax(xp.abs(wide), axis=axis, keepdims=True))
+    norms = xp.sqrt(((wide * per_u) ** 2).sum(axis)) * u.squeeze(axis)
     while norms.ndim > like.ndim:
         norms = xp.amax(norms, axis=0)
     for axis, size in enumerate(like.shape):
