@@ -290,11 +290,9 @@ def test_other_settings_than_those_of_a_checkpoint_are_noticed() -> None:
 
     saved, other = PopArt(4, 1, popart.Moments(0.1)), PopArt(4, 1, popart.Moments(0.1, std=0.5))
     saved.update(torch.randn(8))
-    with pytest.raises(RuntimeError, match=r"was saved with std=1\.0"):
-        other.load_state_dict(saved.state_dict())
-    other.load_state_dict(dict(saved.state_dict()))  # as safetensors has it, without the settings
-    with pytest.raises(RuntimeError, match=r"scale is .* and that of the statistics"):
-        other.update(torch.randn(8))
+    for checkpoint in (saved.state_dict(), dict(saved.state_dict())):
+        with pytest.raises(RuntimeError, match=r"was saved with std=1\.0"):
+            other.load_state_dict(checkpoint)
 
 
 def test_a_resumed_jax_run_equals_one_that_was_not_stopped(pages: Pages, tmp_path: Path) -> None:

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import popart
+from popart.alternatives import H as Root
+from popart.alternatives import HLGauss, Symlog, TwoHot
 from popart.torch import DuelingPopArt, NormalizedLinear, PopArt, polyak_, wrap
-from popart.torch.alternatives import Categorical
+from popart.torch.alternatives import Art, Categorical, Transformed
 
 FAST = popart.Moments(beta=0.1)
 H = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
@@ -169,7 +172,8 @@ def test_scale_and_shift_are_not_trained_even_where_somebody_unfreezes_them() ->
 def test_an_older_checkpoint_without_scale_and_shift_derives_them(kind: str) -> None:
     head, shape = make(kind)
     head.update(targets(shape, size=100.0))
-    old = {name: x for name, x in head.state_dict().items() if name not in ("scale", "shift")}
+    newer = ("scale", "shift", "_extra_state")
+    old = {name: x for name, x in head.state_dict().items() if name not in newer}
     other, _ = make(kind)
     other.load_state_dict(old)
     tolerance = 1e-5 if kind == "dense" else 0  # NumPy and PyTorch factorise matrices differently
@@ -581,10 +585,78 @@ def test_a_checkpoint_of_other_settings_is_refused(saved: Any, loaded: Any, name
     network.load_state_dict(checkpoint)
 
 
+OTHER_KINDS: list[tuple[Callable[[], Any], Callable[[], Any], str]] = [
+    (lambda: NormalizedLinear(8, 3), lambda: PopArt(8, 3), "kind=NormalizedLinear .* with kind=PopArt"),
+    (
+        lambda: Transformed(8, 3, transform=Root()),
+        lambda: Transformed(8, 3, transform=Symlog()),
+        r"transform=H\(.* and is loaded with transform=Symlog",
+    ),
+    (
+        lambda: Categorical(8, 3, TwoHot(bins=51)),
+        lambda: Categorical(8, 3, HLGauss(bins=51)),
+        "histogram=TwoHot.* and is loaded with histogram=HLGauss",
+    ),
+]
+
+
+@pytest.mark.parametrize(("saved", "loaded", "message"), OTHER_KINDS)
+def test_a_checkpoint_of_another_kind_is_refused(saved: Any, loaded: Any, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        loaded().load_state_dict(dict(saved().state_dict()))
+    saved().load_state_dict(dict(saved().state_dict()))
+    Art(8, 3).load_state_dict(PopArt(8, 3).state_dict())  # the same outputs
+
+
+def in_a_file_of_safetensors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load(safetensors.torch.save(state))
+
+
+def soft_update(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: 0.005 * x + 0.995 * x for name, x in state.items()}
+
+
+def mean_of_three(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: (x + x + x) / 3 for name, x in state.items()}
+
+
+def in_half_precision(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: x.bfloat16() for name, x in state.items()}
+
+
+FORMS = [dict, in_a_file_of_safetensors, soft_update, mean_of_three, in_half_precision]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_settings_of_a_checkpoint_are_checked_in_every_form_of_it(form: Callable[..., Any]) -> None:
+    def network(std: float) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), PopArt(8, 3, popart.Moments(std=std)))
+
+    state = form(network(2.0).state_dict())
+    network(np.float64(2)).load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"1 was saved with std=2.0 and is loaded with std=1.0"):
+        network(1.0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_the_average_of_a_network_can_be_saved_and_loaded(use_buffers: bool) -> None:
+    online = PopArt(8, 3, FAST)
+    average = AveragedModel(online, use_buffers=use_buffers)
+    for _ in drift(online, ()):
+        average.update_parameters(online)
+    online.load_state_dict(average.module.state_dict())
+    assert torch.equal(online(H), average(H))
+
+
 def test_a_checkpoint_may_be_loaded_with_another_step_size_or_without_settings() -> None:
     head = PopArt(8, 3, FAST)
+    head.update(targets())
     PopArt(8, 3, beta=0.01).load_state_dict(head.state_dict())
-    PopArt(8, 3, popart.Moments(std=2.0)).load_state_dict(dict(head.state_dict()))
+    old = {name: x for name, x in head.state_dict().items() if name != "_extra_state"}
+    other = PopArt(8, 3, popart.Moments(std=2.0))
+    other.load_state_dict(old)
+    with pytest.raises(RuntimeError, match=r"Moments\(std=2.0\).*loaded from an old checkpoint"):
+        other.update(targets())
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])

@@ -96,6 +96,9 @@ class Transformed(PopArt):
         """Refuse: a transform is not linear."""
         raise ValueError(f"transform is {self.transform}; outputs are not those of a torch.nn.Linear")
 
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "transform": self.transform}
+
     def extra_repr(self) -> str:
         """Return the settings."""
         return f"{super().extra_repr()}, transform={self.transform}"
@@ -134,6 +137,7 @@ class Categorical(Statistics):
 
     scale: nn.Parameter
     shift: nn.Parameter
+    _kind = "Categorical"
 
     def __init__(
         self,
@@ -258,6 +262,9 @@ class Categorical(Statistics):
 
     def _chosen(self, logits: Tensor, index: Any) -> Tensor:
         return checks.chosen(logits, index, -2)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "histogram": self.histogram}
 
     def extra_repr(self) -> str:
         """Return the settings."""

@@ -197,10 +197,11 @@ class Head(Statistics):
         slack = 1e-3 * float(scale.abs().max())
         if not all(torch.allclose(a, b, 1e-3, slack) for a, b in zip((scale, shift), theirs, strict=True)):
             raise RuntimeError(
-                f"scale is {scale.tolist()} and that of the statistics {theirs[0].tolist()}: only the "
-                "parameters of this head were copied or averaged, not its statistics, so that it can be "
-                "evaluated but not updated. Update the head that it is a copy of, or copy it with "
-                "load_state_dict or copy.deepcopy"
+                f"scale is {scale.tolist()}, and {theirs[0].tolist()} by the statistics and {self.art!r}, so "
+                "that this head can be evaluated but not updated. Either only the parameters of this head "
+                "were copied or averaged, not its statistics: update the head that it is a copy of, or copy "
+                "it with load_state_dict or copy.deepcopy. Or it was loaded from an old checkpoint, which "
+                "does not have the settings of its rule: make the head with those"
             )
 
     def _preserve(

@@ -32,6 +32,8 @@ class NormalizedLinear(LinearHead):
     several heads.
     """
 
+    _kind = "NormalizedLinear"
+
     def __init__(self, *arguments: Any, heads: None = None, **settings: Any) -> None:
         if heads is not None:
             raise ValueError(f"heads is {heads!r}; make one layer for each")

@@ -1,6 +1,7 @@
 """Running statistics as buffers of a module, saved, moved and copied together with it."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -24,8 +25,12 @@ class Statistics(nn.Module):
     """A rule (how targets are measured) and its state.
 
     The state stays in float32 or better when the module is converted to half precision. Checkpoints
-    carry the state and the settings of the rule; one without a state, or with other settings, is refused.
+    carry the state and the settings that outputs depend on; one without a state, or with other settings, is
+    refused.
     """
+
+    _kind = "Statistics"
+    """A name for how outputs are computed; a checkpoint of another kind is refused."""
 
     def __init__(self, art: Rule[Any], shape: tuple[int, ...], like: Tensor) -> None:
         super().__init__()
@@ -84,11 +89,21 @@ class Statistics(nn.Module):
                 converted.data = x.to(converted.device)
         return self
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if metadata is not None:
-            metadata["settings"] = _settings(self.art)
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings that outputs depend on: all but the step size."""
+        names = [field.name for field in dataclasses.fields(self.art) if field.name != "beta"]
+        return {"kind": self._kind, **{name: getattr(self.art, name) for name in names}}
+
+    def get_extra_state(self) -> Tensor:
+        """Return the settings for `state_dict`, as the characters of a text, because all files have tensors.
+
+        They are wide enough for sums of several checkpoints, whose average is the same text.
+        """
+        text = json.dumps(self._settings(), default=_plain)
+        return torch.tensor([*map(ord, text)], dtype=torch.int32, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Do nothing: the settings of a checkpoint are compared with those of this module, not loaded."""
 
     def _load_from_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
@@ -97,17 +112,22 @@ class Statistics(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         errors: list[str] = rest[-1]
         name = prefix.rstrip(".") or type(self).__name__
-        missing = [name for name in self._state_names if prefix + name not in state_dict]
-        if missing:
+        absent = [name for name in self._state_names if prefix + name not in state_dict]
+        if absent:
             errors.append(
-                f"{name} needs {', '.join(missing)}, which the checkpoint does not have: the statistics of "
+                f"{name} needs {', '.join(absent)}, which the checkpoint does not have: the statistics of "
                 f"{self.art!r}, without which its weights mean nothing. If it was saved from a plain linear "
                 "layer, load it into one and make the head with from_linear(layer, keep=True), which keeps "
                 "its outputs; if from a head with another rule, make this one with that rule"
             )
-        saved, mine = local_metadata.get("settings"), _settings(self.art)
-        if saved is not None and saved != mine:
-            differ = [key for key in saved.keys() | mine.keys() if saved.get(key) != mine.get(key)]
+        text: Tensor | None = state_dict.get(f"{prefix}_extra_state")
+        if text is None:  # a checkpoint of an older version
+            missing: list[str] = rest[1]
+            missing[:] = [name for name in missing if name != f"{prefix}_extra_state"]
+            return
+        saved, mine = (_read(x) for x in (text, self.get_extra_state()))
+        differ = sorted(key for key in saved.keys() | mine.keys() if saved.get(key) != mine.get(key))
+        if differ:
             errors.append(
                 f"{name} was saved with {_listed(saved, differ)} and is loaded with {_listed(mine, differ)}; "
                 f"outputs would change. Make it with the settings of the checkpoint (it has art={self.art!r})"
@@ -125,11 +145,15 @@ def _buffer_name(art: Rule[Any], field: str) -> str:
     return f"{type(art).__name__.lower()}_{field}"
 
 
-def _settings(art: Rule[Any]) -> dict[str, str]:
-    """Return the settings that outputs depend on, as text: all but the step size."""
-    names = [field.name for field in dataclasses.fields(art) if field.name != "beta"]
-    return {name: repr(getattr(art, name)) for name in names}
+def _plain(value: Any) -> Any:
+    """Return a setting that JSON does not know as a number, if it is one of NumPy's, or as text."""
+    return value.item() if isinstance(value, np.generic) else repr(value)
 
 
-def _listed(settings: dict[str, str], names: list[str]) -> str:
-    return ", ".join(f"{name}={settings.get(name, 'nothing')}" for name in sorted(names))
+def _read(text: Tensor) -> dict[str, Any]:
+    """Return the settings of a checkpoint, also after an average that rounded its characters."""
+    return json.loads("".join(chr(round(x)) for x in text.tolist()))
+
+
+def _listed(settings: dict[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={settings.get(name, 'nothing')}" for name in names)

@@ -25,6 +25,7 @@ class NormalizedUnits(Head):
     """A head whose layers compute in normalised units, and are rescaled to preserve outputs."""
 
     heads: int | None = None
+    _kind = "PopArt"
     _answers_normalized = False
     _calls = 0
     _watched = 0
