@@ -56,7 +56,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim of the paper beside the result of this run."""
+    """A claim, what the paper says of it, and the result of this run."""
 
     claim: str
     paper: str
@@ -120,7 +120,7 @@ class Page:
         self._shown.append(Shown(name, heading, " ".join(caption.split()), kind))
 
     def find(self, claim: str, *, paper: str, here: str, agrees: bool) -> None:
-        """Record a claim of the paper beside the result of this run."""
+        """Record a claim beside the result of this run; `paper` is empty if the paper does not make it."""
         self._findings.append(Finding(claim, paper, here, bool(agrees)))
 
     def results(self) -> dict[str, Any]:

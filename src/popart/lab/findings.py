@@ -23,11 +23,18 @@ def print_findings(folder: Path) -> None:
             "claim": finding["claim"],
             "the paper": finding["paper"],
             "here": finding["here"],
-            "agrees": "yes" if finding["agrees"] else "no",
+            "agrees": verdict(finding),
         }
         for finding in manifest.get("findings", [])
     ]
     print_table(f"{manifest['title']}: findings", findings)
+
+
+def verdict(finding: Mapping[str, Any]) -> str:
+    """Return whether a result agrees with the paper, or whether a claim that it does not make holds."""
+    if finding["paper"]:
+        return "yes" if finding["agrees"] else "no"
+    return "holds" if finding["agrees"] else "does not hold"
 
 
 def _first_table(folder: Path, manifest: Mapping[str, Any]) -> tuple[str, list[dict[str, str]]]:

@@ -123,12 +123,12 @@ def test_a_gpu_trains_all_cases_of_a_game_and_method_together(
 
     monkeypatch.setattr(agents, "train", train)
     arguments = ["scale", "--games", "catch", "--methods", "art", "popart", "--cases", "steady", "rare"]
-    arguments += ["--scales", "1", "--seeds", "2", "--tuned"]
+    arguments += ["--scales", "1", "--seeds", "2", "--tuned", "--rates", "1e-4", "1e-3", "1e-2"]
     for name, on_cpu in (("cpu", True), ("gpu", False)):
         monkeypatch.setattr(agents, "on_cpu", lambda on_cpu=on_cpu: on_cpu)
         monkeypatch.setattr(agents, "play_randomly", lambda game, steps, seeds: np.zeros(len(seeds)))
         main([*arguments, "--out", str(tmp_path / name)])
-    tuning, returns = 2 * 5 * 3, 2 * 2 * 2  # cases, rates, random seeds
+    tuning, returns = 2 * 3 * 3, 2 * 2 * 2  # cases, rates, random seeds
     assert sorted(calls[-4:]) == sorted(
         (method, "catch", number) for method in ("art", "popart") for number in (tuning, returns)
     )
@@ -270,6 +270,8 @@ def test_a_table_with_a_row_of_something_else_is_refused(
         ),
         (["--methods", "popat"], ["did you mean 'popart'?"]),
         (["--scales", "0"], ["scales has 0.0"]),
+        (["--rates", "0.1"], ["rates is (0.1,), and --tuned is not given"]),
+        (["--rates", "0", "--tuned"], ["rates has 0.0"]),
         (["--cases", "growing"], ["cases has 'growing'", "steady, grows, shrinks, rare, constant"]),
         (["--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
         (["--steps", "10"], ["steps is 10; it must be 2000 or more"]),

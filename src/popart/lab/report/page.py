@@ -18,7 +18,7 @@ from popart.lab.analysis import ANALYSES
 from popart.lab.checks import LabError
 from popart.lab.console import say
 from popart.lab.files import printable, read_file, read_table, write_atomically
-from popart.lab.findings import LONG
+from popart.lab.findings import LONG, verdict
 from popart.lab.manifest import MANIFEST, own_command, read_manifest
 from popart.lab.tables import print_table, short
 
@@ -106,7 +106,7 @@ def _name(folder: Path) -> str:
 
 
 def _summary(run: Mapping[str, Any]) -> dict[str, str]:
-    findings = [finding["agrees"] for finding in run["findings"]]
+    findings = [finding["agrees"] for finding in run["findings"] if finding["paper"]]
     agree = f"{sum(findings)} of {len(findings)}" if findings else ""
     return {"run": run["title"], "folder": printable(str(run["folder"])), "agree": agree}
 
@@ -120,7 +120,7 @@ def page(runs: Sequence[Mapping[str, Any]], problems: Sequence[str] = ()) -> str
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["powers"] = powers
+    environment.filters |= {"powers": powers, "verdict": verdict}
     html = environment.get_template("page.html").render(
         runs=runs,
         problems=problems,

@@ -47,7 +47,7 @@ SCALES = tuple(10.0**k for k in range(-8, 9, 4))
 
 RATE = 1e-3
 RATES = (1e-4, 3e-4, RATE, 3e-3, 1e-2)
-"""The learning rate of all methods, and those to choose from."""
+"""The learning rate of all methods, and those to choose from with `--tuned`."""
 
 TUNING_SEEDS = 3
 """Random seeds with which the learning rate is chosen; they differ from those of the results."""
@@ -83,7 +83,7 @@ class Scale:
     """Train agents on small games with rewards multiplied by very different scales.
 
     Double DQN without clipping, with clipping and with Pop-Art learns each game at each scale, always with
-    the same hyperparameters. Only with Pop-Art does it learn at all scales. --methods all
+    the same hyperparameters. Of these three, only the one with Pop-Art learns at all scales. --methods all
     compares other methods for rewards of unknown size, too.
     """
 
@@ -112,8 +112,11 @@ class Scale:
     """Environment steps of each agent."""
 
     tuned: bool = False
-    """Also train each method with the learning rate (0.0001, 0.0003, 0.001, 0.003 or 0.01) that is best for
-    it at a scale of 1 with three other random seeds, if that is not 0.001."""
+    """Also train each method with the learning rate of --rates that is best for it at a scale of 1 with
+    three other random seeds, if that is not 0.001."""
+
+    rates: tuple[float, ...] = RATES
+    """Learning rates to choose from with --tuned."""
 
     quick: bool = False
     """Take a first look, with other defaults: catch alone, 20,000 steps, the scales 10^-8, 1 and 10^8, and
@@ -135,6 +138,9 @@ class Scale:
         check_names("methods", self.methods, METHODS)
         check_grid("scales", self.scales)
         check_names("cases", self.cases, CASES)
+        check_grid("rates", self.rates)
+        if self.rates != RATES and not self.tuned:
+            raise ValueError(f"rates is {self.rates}, and --tuned is not given, which chooses from them")
         check_whole("seeds", self.seeds, 1)
         check_whole("seed", self.seed, 0, most=MOST - self.seeds - TUNING_SEEDS)
         if self.steps is not None:

@@ -17,7 +17,6 @@ from popart.lab.experiments.reward_scale.config import (
     CASES,
     METHODS,
     RATE,
-    RATES,
     TUNING_SEEDS,
     Scale,
     best_rate,
@@ -65,7 +64,7 @@ def _check_budget(settings: Scale) -> tuple[float, float]:
     each = max(agents.bytes_of(game, settings.steps_of(game)) for game in settings.games)
     if agents.on_cpu():
         agents_each = len(settings.scales) * (1 + settings.tuned)  # with a second learning rate
-        number = agents_each * settings.seeds + settings.tuned * len(RATES) * TUNING_SEEDS
+        number = agents_each * settings.seeds + settings.tuned * len(settings.rates) * TUNING_SEEDS
         check_memory("seeds", settings.seeds, min(cores(), cells) / settings.seeds * each + rows)
         steps = number * per_game * sum(map(settings.steps_of, settings.games))
         return steps / STEPS_PER_SECOND / cores(), min(cores(), cells) * each + settings.seeds * rows
@@ -135,7 +134,7 @@ def _train(settings: Scale, cells: Sequence[Cell]) -> tuple[list[Row], list[Row]
     seeds = range(settings.seed, settings.seed + settings.seeds)
     tuning = range(seeds.stop, seeds.stop + TUNING_SEEDS) if settings.tuned else range(0)
     (game, _, method), cases = cells[0], [case for _, case, _ in cells]
-    tried = _rows(settings, game, method, product(cases, RATES, (1.0,), tuning))
+    tried = _rows(settings, game, method, product(cases, settings.rates, (1.0,), tuning))
     members: list[Member] = []
     for case in cases:
         mine = [row for row in tried if row["case"] == case]

@@ -111,7 +111,7 @@ def _find_control(page: Page, rows: Errors) -> None:
     worst = max(found, key=lambda method: found[method].value)
     page.find(
         "On the steady stream every method is within a quarter of the plain network's error",
-        paper="not in the paper",
+        paper="",
         here=f"{found['sgd'].text('.3g')} without normalisation; at most {found[worst].text('.3g')} "
         f"({METHODS[worst]})",
         agrees=found[worst].value <= 1.25 * found["sgd"].value,
@@ -128,7 +128,7 @@ def _find_best(page: Page, rows: Errors) -> None:
         popart = found["popart"]
         page.find(
             f"No method is better than Pop-Art on this stream: {STREAMS[stream]}",
-            paper="not in the paper",
+            paper="",
             here=f"Pop-Art {popart.text('.3g')}"
             + (f"; best {METHODS[best]} {found[best].text('.3g')}" if best != "popart" else ", the best"),
             agrees=not found[best].high < popart.low,
