@@ -7,9 +7,11 @@ plain head, and the quartiles over rounds of the ratio within a round. There are
 
 - nature: the size of the Nature DQN (Mnih et al., 2015). JAX jitted, one step or 16 in a call; PyTorch eager,
   compiled and, on a GPU, as a CUDA graph.
-- small: 4→64→64→2, the size of Stable-Baselines3's DQN on CartPole. PyTorch eager.
+- small: 4→64→64→2, the size of Stable-Baselines3's DQN on CartPole. PyTorch eager; JAX with 16 steps in a
+  call, given random transitions.
 
-PyTorch's eager mode has a row for each head of `popart.torch.alternatives`, too.
+PyTorch's eager mode has a row for each head of `popart.torch.alternatives`, too, and the small network in JAX
+one for each method of `popart scale` that has a head of its own.
 
     python -m benchmarks.head [CSV] [--network nature small] [--batch 32] [--seconds 20]
 """
@@ -35,7 +37,8 @@ from torch import Tensor, nn
 import popart
 import popart.jax
 import popart.torch
-from benchmarks.head_alternatives import HEADS, loss_of
+from benchmarks import head_alternatives
+from benchmarks.head_alternatives import HEADS, IN_JAX, loss_of
 from benchmarks.tables import installed, publish
 from benchmarks.timing import Case, compare
 
@@ -299,6 +302,7 @@ def groups(networks: Sequence[str], batch: int) -> list[list[Case]]:
         ]
     if "small" in networks:
         found.append([torch_case("small", kind, "eager", batch) for kind in (*torch_kinds, *HEADS)])
+        found.append([head_alternatives.jax_case(name, batch, SCAN) for name in IN_JAX])
     return found
 
 
