@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -275,6 +276,47 @@ def test_under_autocast_the_head_stays_in_float32() -> None:
     assert values.dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", [PopArt, NormalizedLinear])
+@pytest.mark.parametrize("art", [FAST, popart.Covariance(beta=0.1)], ids=repr)
+def test_under_autocast_outputs_and_gradients_have_the_bits_of_those_without(kind: Any, art: Any) -> None:
+    head = kind(6, 3, art)
+    head.update(targets((3,), 0, 1e3))
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            h = H.clone().requires_grad_()
+            values, g = head(h), head.normalized(h)
+            linear = head.to_linear().weight if kind is PopArt else values
+            outputs = [values, g, head.denormalize(g), linear]
+        found.append([*outputs, *torch.autograd.grad(values.square().sum(), [h, head.weight])])
+    for without, under in zip(*found, strict=True):
+        assert torch.equal(without, under)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_normalized_linear_in_half_precision_gives_values_in_float32(dtype: torch.dtype) -> None:
+    layer = NormalizedLinear(6, 3, FAST, dtype=dtype)
+    with torch.no_grad():
+        layer.weight.fill_(3e4)
+    layer.update(targets((), 0, 1e5))
+    h = torch.ones(2, 6, dtype=dtype, requires_grad=True)
+    values = layer(h)
+    assert values.dtype == torch.float32
+    assert values.isfinite().all()
+    (values / 1e6).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == h.grad.dtype == dtype  # pyright: ignore[reportOptionalMemberAccess]
+    assert layer(torch.ones(2, 6, dtype=torch.int64)).dtype == torch.float32
+
+
+def test_normalized_linear_names_features_that_it_does_not_take() -> None:
+    layer = NormalizedLinear(6, 3)
+    with pytest.raises(TypeError, match=r"h is of torch.float64 and the head of torch.float32"):
+        layer(H.double())
+    with pytest.raises(ValueError, match=r"h has shape \(16, 5\); its last axis must be of 6 features"):
+        layer(H[:, :5])
+
+
 def test_gradient_accumulation_counts_each_target_once() -> None:
     """The statistics take the whole batch; then each part is normalised as it comes."""
     whole, parts = PopArt(6, 1, FAST), PopArt(6, 1, FAST)
@@ -302,8 +344,8 @@ def test_statistics_change_only_in_update() -> None:
 
 
 def test_an_update_between_forward_and_backward_is_refused() -> None:
-    for h in (H, H.clone().requires_grad_()):
-        head = PopArt(6, 1, FAST)
+    for kind, h in itertools.product((PopArt, NormalizedLinear), (H, H.clone().requires_grad_())):
+        head = kind(6, 1, FAST)
         head.update(targets((), 0))
         g = head.normalized(h)
         y = head.update(targets((), 1, 1e3))

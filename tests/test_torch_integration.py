@@ -677,6 +677,20 @@ def test_the_wrong_order_raises_in_a_compiled_function_too(
         torch.compile(wrong, fullgraph=fullgraph)(H, targets((1,), 1, 1e3)).backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_the_wrong_order_raises_in_a_compiled_function_for_normalized_sgd_too() -> None:
+    torch.compiler.reset()
+    layer = NormalizedLinear(8, 1, FAST)
+
+    def wrong(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        outputs = layer(h)
+        layer.update(y)
+        return (outputs - y).square().mean()
+
+    with pytest.raises(RuntimeError, match=r"Call update\(targets\) first"):
+        torch.compile(wrong, fullgraph=True, backend="eager")(H, targets((1,)))
+
+
 def test_the_wrong_order_raises_where_only_the_network_is_compiled() -> None:
     torch.compiler.reset()
     head = PopArt(8, 1, FAST)

@@ -43,6 +43,7 @@ class Head(Statistics):
     scale: nn.Parameter
     shift: nn.Parameter
     _cache: numbers.Cache | None = None
+    _watched = 0
 
     def _add_units(self) -> None:
         for name, x in zip(("scale", "shift"), _without_nan(self._measured()), strict=True):
@@ -230,7 +231,8 @@ class Head(Statistics):
     def denormalize(self, outputs: Any, *, index: Tensor | None = None) -> Tensor:
         """Return normalised outputs or targets in the targets' own units; the inverse of `normalize`."""
         g = self._as_tensor(outputs)
-        return self._units_of(self._which(index, g)).denormalize(g)
+        with without_autocast(g):
+            return self._units_of(self._which(index, g)).denormalize(g)
 
     def _as_tensor(self, x: Any) -> Tensor:
         if isinstance(x, Tensor):
@@ -299,14 +301,19 @@ def apply_linear(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         except RuntimeError:
             _check_features(h, weight)
             raise
-    if not torch._C._get_tracing_state():
-        _check_features(h, weight)
-    h = h if h.dtype is weight.dtype else _promoted(h, weight)
+    h = features_for(weight, h)
     with without_autocast(h):
         if weight.ndim == 2:
             return linear(h, weight, bias)
         g = linear(h, weight.flatten(0, -2)).unflatten(-1, weight.shape[:-1])
         return g if bias is None else g + bias
+
+
+def features_for(weight: Tensor, h: Tensor) -> Tensor:
+    """Return features in the precision of a layer, after a check of their number and precision."""
+    if not torch._C._get_tracing_state():
+        _check_features(h, weight)
+    return h if h.dtype is weight.dtype else _promoted(h, weight)
 
 
 def _check_features(h: Tensor, weight: Tensor) -> None:

@@ -11,6 +11,8 @@ from popart.affine import Affine
 from popart.deep import step_targets
 from popart.moments import Moments
 from popart.rules import Rule
+from popart.torch import order
+from popart.torch.base import features_for, without_autocast
 from popart.torch.checks import without_shift
 from popart.torch.heads import LinearHead
 from popart.torch.statistics import Statistics
@@ -42,6 +44,8 @@ class NormalizedLinear(LinearHead):
     def forward(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
         """Return the outputs, which are in the targets' own units."""
         f = _linear(h, self.weight, self.bias, self._units().scale)
+        if f.requires_grad:
+            order.watch(self, f, h)
         return f if index is None else self._chosen(f, index)
 
     def normalized(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
@@ -61,11 +65,12 @@ class _NormalizedLinear(Function):
         (delta,) = gradients
         h, W, scale = ctx.saved_tensors
         by_scale = Affine(scale, scale.new_zeros(scale.shape[: 1 if scale.ndim == 2 else scale.ndim]))
-        down = by_scale.normalize(delta) @ by_scale.normalize(W.T).T
         each = delta.flatten(0, -2)
+        with without_autocast(h):
+            down = by_scale.normalize(delta) @ by_scale.normalize(W.T).T
+            dW = each.T @ h.flatten(0, -2)
         total = each.sum(0)
         shared = ctx.bias_size is not None and ctx.bias_size != len(total)
-        dW = each.T @ h.flatten(0, -2)
         return (
             down,
             dW,
@@ -75,7 +80,10 @@ class _NormalizedLinear(Function):
 
 
 def _linear(h: Tensor, W: Tensor, b: Tensor | None, scale: Tensor) -> Tensor:
-    return _NormalizedLinear.apply(h, W, b, scale)  # pyright: ignore
+    """Apply a layer in its own precision, at least in float32: outputs are in the targets' units."""
+    h, wide = features_for(W, h), torch.promote_types(W.dtype, torch.float32)
+    with without_autocast(h):
+        return _NormalizedLinear.apply(h.to(wide), W.to(wide), None if b is None else b.to(wide), scale)  # pyright: ignore
 
 
 class NormalizeGradient(Statistics):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from popart.rules import Rule
 from popart.torch import checks, order
-from popart.torch.base import Head, Layer, apply_linear
+from popart.torch.base import Head, Layer, apply_linear, without_autocast
 from popart.torch.units import NormalizedUnits
 
 
@@ -216,7 +216,8 @@ class PopArt(LinearHead, NormalizedUnits):
         if not self._shape:
             return torch.addcmul(shift, g, scale)
         if scale.ndim > shift.ndim:
-            return (scale @ g[..., None])[..., 0] + shift
+            with without_autocast(g):
+                return (scale @ g[..., None])[..., 0] + shift
         return torch.addcmul(self._over_outputs(shift), g, self._over_outputs(scale))
 
     def _over_outputs(self, x: Any) -> Any:

@@ -4,8 +4,8 @@ In eager mode the backward pass of outputs checks that the head was not updated 
 gradients PyTorch does so itself, because the gradient of the features needs the weights as they were. It
 cannot say what to do about it, so that the first outputs of a head are checked here too. In a function
 that `torch.compile` traces, `update` raises if outputs with gradients were computed before it. Where
-outputs and update are compiled apart, PyTorch's own check raises, if the features require gradients;
-otherwise there is no error.
+outputs are compiled apart from the update, PyTorch's own check raises, if the features require gradients
+or the outputs are in the targets' units. There is no error for normalised outputs of other features.
 """
 
 import functools
@@ -19,9 +19,9 @@ from torch._guards import TracingContext
 from popart.torch.checks import is_transformed
 
 MESSAGE = (
-    "the head was updated after these outputs were computed: they are in old units and their targets in "
-    "new ones. Call update(targets) first, then normalized(h), then backward(); or loss(h, targets), which "
-    "does all of it in order"
+    "the head was updated after these outputs were computed: they belong to the old scale and shift, and "
+    "their targets to the new ones. Call update(targets) first, then compute outputs, then call backward(). "
+    "The method loss(h, targets) of a Pop-Art head does it in this order"
 )
 
 FIRST = 100

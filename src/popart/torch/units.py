@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from popart.affine import Affine, Change, change_of, limited
 from popart.torch import checks, optimizers
-from popart.torch.base import Head, Layer, LayerChange, as_numpy
+from popart.torch.base import Head, Layer, LayerChange, as_numpy, without_autocast
 from popart.torch.losses import Loss, like_targets, mean_loss
 from popart.torch.numbers import Near
 
@@ -28,7 +28,6 @@ class NormalizedUnits(Head):
     _kind = "PopArt"
     _answers_normalized = False
     _calls = 0
-    _watched = 0
 
     def normalized(self, h: Tensor, *, index: Tensor | None = None) -> Tensor:
         """Return the outputs in normalised units, for the loss."""
@@ -202,7 +201,8 @@ class NormalizedUnits(Head):
         """Return a linear layer with the units of the targets in its weights."""
         scale, shift = (x.detach() for x in (self.scale, self.shift))
         W = weight.detach().to(scale.dtype)
-        W = scale @ W if scale.ndim == 2 else scale[..., None] * W
+        with without_autocast(W):
+            W = scale @ W if scale.ndim == 2 else scale[..., None] * W
         layer = nn.Linear(W.shape[1], W.shape[0], bias=bias is not None, device=W.device, dtype=W.dtype)
         with torch.no_grad():
             layer.weight.copy_(W)
