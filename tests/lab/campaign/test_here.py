@@ -6,11 +6,13 @@ import signal
 import subprocess
 from pathlib import Path
 
+import filelock
 import psutil
 import pytest
 
 from popart.lab.campaign import records
 from popart.lab.campaign.config import Start
+from popart.lab.campaign.engines.here import Here
 from popart.lab.campaign.folder import Folder
 from popart.lab.campaign.run import Queue, opened
 from popart.lab.campaign.status import table
@@ -91,6 +93,17 @@ def test_a_fleet_that_another_process_trains_is_left_to_it(undisturbed: Path, tm
     assert result.status == "busy"
     assert record is not None
     assert record.pid != os.getpid()
+
+
+def test_a_worker_that_finds_its_fleet_in_use_did_not_fail(tmp_path: Path) -> None:
+    """The driver waits for the other process, however long that takes."""
+    command = Start(games=("catch",), agents=("popart",), out=tmp_path)
+    engine = Here(opened(command), command)
+    (tmp_path / ".locks").mkdir()
+    with filelock.FileLock(tmp_path / ".locks" / "fleet-1"):
+        engine.submit(1, None)
+        ((fleet, result),) = engine.wait(LIMIT)
+    assert (fleet, result.status) == (1, "busy")
 
 
 def test_a_worker_that_is_interrupted_before_it_trains_is_shown_as_stopped(tmp_path: Path) -> None:

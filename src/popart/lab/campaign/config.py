@@ -154,6 +154,9 @@ class Start(Campaign):
         return run(self)
 
 
+BUSY = 69
+"""Exit status of `popart campaign work` if another process trains the fleet (EX_UNAVAILABLE)."""
+
 AGAIN = 75
 """Exit status of `popart campaign work` if the fleet should be tried again later (EX_TEMPFAIL)."""
 
@@ -162,7 +165,8 @@ AGAIN = 75
 class Work:
     """Train one fleet of a campaign in this process, as array tasks of SLURM do.
 
-    The exit status is 0 if the fleet is finished, 2 if it failed for good, 75 if it should be tried again.
+    The exit status is 0 if the fleet is finished, 2 if it failed for good, 69 if another process trains it,
+    75 if it should be tried again.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -189,5 +193,5 @@ class Work:
             raise LabError(result.message)
         if result.status != "finished":
             print(f"popart: {result.message}", flush=True)
-            raise SystemExit(AGAIN)
+            raise SystemExit(BUSY if result.status == "busy" else AGAIN)
         return (self.folder,)

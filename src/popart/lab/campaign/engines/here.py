@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from popart.lab.campaign.config import AGAIN, Start
+from popart.lab.campaign.config import AGAIN, BUSY, Start
 from popart.lab.campaign.folder import Folder
 from popart.lab.campaign.work import Result, Status, pin
 
@@ -17,7 +17,7 @@ NODE = "this machine"
 PATIENCE = 300.0
 """Seconds in which an interrupted process may save."""
 
-STATUS: dict[int, Status] = {0: "finished", 2: "failed"}
+STATUS: dict[int, Status] = {0: "finished", 2: "failed", BUSY: "busy"}
 
 
 @dataclass
