@@ -208,7 +208,7 @@ def test_others_are_better_than_popart_where_the_page_says_so(case: str, better:
     assert all(interval.low > pop.high for interval in found)
     assert all(f"{interval.value:.2f}" in NOT_THE_BEST for interval in found)
     (listed,) = (row["better"].split("; ") for row in listed_as_better() if row["rewards"] == CASES[case])
-    assert {f"{METHODS[m]} {x.text('.2f')}" for m, x in zip(better, found, strict=True)} <= set(listed)
+    assert {f"{METHODS[m]} {x.value:.2f}" for m, x in zip(better, found, strict=True)} <= set(listed)
     if case != "rare":  # of which the page names three
         assert len(listed) == len(better)
 

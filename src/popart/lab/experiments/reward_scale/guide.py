@@ -32,7 +32,7 @@ def better_than_popart(comparison: Comparison) -> Iterator[Row]:
         popart = found.pop("popart")
         better = [name for name, interval in found.items() if interval.low > popart.high]
         if better:
-            texts = (f"{METHODS[name]} {found[name].text('.2f')}" for name in better)
+            texts = (f"{METHODS[name]} {found[name].value:.2f}" for name in better)
             yield {"rewards": rewards, METHODS["popart"]: popart.text(".2f"), "better": "; ".join(texts)}
 
 
