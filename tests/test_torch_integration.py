@@ -243,6 +243,20 @@ def test_targets_that_are_not_finite_or_masked_are_left_out_of_the_loss(kind: st
     torch.testing.assert_close(loss, (other.normalized(H) - t)[kept].square().mean())
 
 
+@pytest.mark.parametrize("build", [*(build for build, _ in KINDS.values()), lambda: Categorical(8, 3)])
+def test_targets_beyond_float32_are_left_out_of_the_loss_as_of_the_statistics(build: Any) -> None:
+    head, other = build(), build()
+    other.load_state_dict(head.state_dict())
+    shape = (2, 3) if head.state.counts.shape[1:] == (2,) else (3,)
+    y = targets(shape, size=100.0).double()
+    y[3] = 1e100
+    mask = torch.arange(32) != 3
+    torch.testing.assert_close(head.loss(H, y), other.loss(H, torch.where(y < 1e99, y, 0.0), mask=mask))
+    wide = build().double()
+    assert wide.loss(H.double(), y).isfinite()
+    assert not wide.state.counts[1].any()
+
+
 def test_weights_count_in_the_loss_as_copies_do() -> None:
     head, other = PopArt(8, 1, FAST), PopArt(8, 1, FAST)
     other.load_state_dict(head.state_dict())

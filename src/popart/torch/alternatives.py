@@ -14,7 +14,7 @@ from popart.rules import Fixed, Rule
 from popart.torch import checks, optimizers
 from popart.torch.base import Layer, apply_linear, without_autocast
 from popart.torch.heads import PopArt
-from popart.torch.losses import like_targets
+from popart.torch.losses import are_finite, like_targets
 from popart.torch.statistics import Statistics
 
 
@@ -25,7 +25,8 @@ class Art(PopArt):
     has the arguments and methods of `PopArt`.
 
     It cannot preserve what was learned: every update of the statistics changes all outputs, and with them
-    bootstrapped targets. It is for comparisons.
+    bootstrapped targets. While the size of targets does not change it is as good as Pop-Art or better
+    (docs/explanation/which-normalisation.md).
     """
 
     _averaging = False
@@ -253,7 +254,8 @@ class Categorical(Statistics):
                 f"y has shape {tuple(t.shape)} and the outputs have shape {tuple(logits.shape[:-1])}; they "
                 "must be the same. Give index= for targets of chosen outputs, or y[:, None] for one output"
             )
-        counted = y.isfinite() if mask is None else y.isfinite() & mask.bool()
+        counted = are_finite(y, self.scale)
+        counted = counted if mask is None else counted & mask.bool()
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         p = self.histogram.encode(torch.where(counted, t, 0.0).to(logits.dtype))
         each = -(p * logits.log_softmax(-1)).sum(-1)

@@ -116,9 +116,9 @@ class Head(Statistics):
 
         Args:
             targets: Targets in their own units, `(*batch, *shape)` for statistics of this shape: a tensor,
-                a NumPy array or a list. Those that are not finite stay out of the statistics and are not
-                finite in the result: leave them out of the loss with `torch.isfinite(targets)`, or use
-                `loss`, which does.
+                a NumPy array or a list. Those that are not finite in the precision of the statistics stay out
+                of these and are not finite in the result either, or far too large: leave them out of the
+                loss with `torch.isfinite(targets.float())`, or use `loss`, which does.
             mask: The targets that count, `(*batch,)`.
             weights: The weight of each target in the statistics, `(*batch,)`.
             index: The output (or head) of each target, `(*batch,)`, for targets of the chosen

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from popart.batches import FLOAT32_MAX
 from popart.torch.checks import is_eager_cpu
 
 Loss = Callable[..., Tensor]
@@ -18,6 +19,11 @@ def like_targets(x: Any, y: Tensor) -> Tensor:
     """Return a mask or weights of shape `(*batch,)` or that of y in the shape of y."""
     x = torch.as_tensor(x, device=y.device)
     return x.reshape(*x.shape, *(1,) * (y.ndim - x.ndim)).expand(y.shape)
+
+
+def are_finite(y: Tensor, like: Tensor) -> Tensor:
+    """Return the targets that statistics of this precision measure: the others are infinite or NaN in it."""
+    return y.isfinite() if y.dtype.itemsize <= like.dtype.itemsize else y.abs() <= FLOAT32_MAX
 
 
 def mean_loss(loss: Loss, g: Tensor, t: Tensor, counted: Tensor, weights: Any) -> Tensor:

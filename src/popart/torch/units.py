@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from popart.affine import Affine, Change, change_of, limited
 from popart.torch import checks, optimizers
 from popart.torch.base import Head, Layer, LayerChange, as_numpy, without_autocast
-from popart.torch.losses import Loss, like_targets, mean_loss
+from popart.torch.losses import Loss, are_finite, like_targets, mean_loss
 from popart.torch.numbers import Near
 
 CALLS_WITHOUT_UPDATE = 1000
@@ -125,7 +125,7 @@ class NormalizedUnits(Head):
 
     def _counted(self, y: Tensor, mask: Any) -> Tensor:
         """Return a mask of the targets that count: finite ones that are not masked."""
-        finite = y.isfinite()
+        finite = are_finite(y, self.scale)
         if checks.is_dense(self.art):
             finite = finite.all(-1, keepdim=True).expand(y.shape)
         return finite if mask is None else finite & like_targets(mask, y).bool()
