@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
@@ -11,10 +13,10 @@ import psutil
 import pytest
 
 from popart.lab.campaign import records
-from popart.lab.campaign.config import Start
+from popart.lab.campaign.config import MachineOptions, Start
 from popart.lab.campaign.engines.here import Here
 from popart.lab.campaign.folder import Folder
-from popart.lab.campaign.run import Queue, opened
+from popart.lab.campaign.run import Queue, drive, ending, opened
 from popart.lab.campaign.status import table
 from popart.lab.campaign.work import Result, attempt
 from tests.backends import sharing_what_is_compiled
@@ -175,8 +177,32 @@ def test_a_failed_fleet_waits_longer_each_time_and_is_given_up(
         assert queue.due() == []
         queue.ended(2, Result("again", "no space left", "node"))
     assert queue.empty
-    assert queue.failures == ["no space left"]
+    assert queue.lost == [Result("again", "no space left", "node")]
     assert capsys.readouterr().out.count("no space left") == 3
+
+
+def test_a_machine_with_other_versions_is_refused_once_for_all_fleets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after an upgrade during the campaign. The same command would be refused again: it is not advised."""
+    two = MachineOptions(workers=2, gpus=0)
+    command = Start(games=("catch",), agents=("popart",), seeds=2, out=tmp_path, machines=two)
+    campaign = opened(command)
+    assert len(campaign.fleets) == 2
+    replace(campaign, versions={**campaign.versions, "jax": "0.1"}).write()
+    with closing(Here(campaign, command)) as engine:
+        lost = drive(campaign, engine, tries=3, retry_after=30.0, stop=lambda: False)
+    reason = "has other versions than the campaign"
+    assert capsys.readouterr().out.count(reason) == 1
+    said = ending(lost, 2)
+    assert said.startswith("2 of 2 fleets were refused: ")
+    assert said.count(reason) == 1
+    assert "install the same versions there, or start with --accept-versions" in said
+    assert "the same command" not in said
+    assert ending([Result("failed", "it diverged", ""), *lost], 3) == (
+        "1 of 3 fleets failed; the same command retries them from their last checkpoints: it diverged. "
+        + said.replace("2 of 2", "2 of 3")
+    )
 
 
 @pytest.mark.slow

@@ -160,13 +160,18 @@ BUSY = 69
 AGAIN = 75
 """Exit status of `popart campaign work` if the fleet should be tried again later (EX_TEMPFAIL)."""
 
+REFUSED = 78
+"""Exit status of `popart campaign work` if this machine has other versions than the campaign (EX_CONFIG)."""
+
+_STATUS = {"busy": BUSY, "again": AGAIN, "refused": REFUSED}
+
 
 @dataclass(frozen=True)
 class Work:
     """Train one fleet of a campaign in this process, as array tasks of SLURM do.
 
     The exit status is 0 if the fleet is finished, 2 if it failed for good, 69 if another process trains it,
-    75 if it should be tried again.
+    75 if it should be tried again, 78 if this machine has other versions than the campaign.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -189,9 +194,9 @@ class Work:
         from popart.lab.campaign.work import attempt
 
         result = attempt(self.folder, self.fleet, self.tries, self.parent)
-        if result.status in ("failed", "refused"):
+        if result.status == "failed":
             raise LabError(result.message)
         if result.status != "finished":
             print(f"popart: {result.message}", flush=True)
-            raise SystemExit(BUSY if result.status == "busy" else AGAIN)
+            raise SystemExit(_STATUS[result.status])
         return (self.folder,)

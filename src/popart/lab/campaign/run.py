@@ -3,7 +3,7 @@
 import shlex
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -57,15 +57,25 @@ def run(command: Start) -> Path:
         return submit(campaign, command)
     stop = threading.Event()
     with stopping(stop), closing(_engine(campaign, command)) as engine:
-        failures = drive(campaign, engine, command.tries, command.retry_after, stop.is_set)
+        lost = drive(campaign, engine, command.tries, command.retry_after, stop.is_set)
     rows = status.table(campaign)
     print_table(status.summary(rows), [row.cells() for row in rows] if len(rows) <= 60 else [])
-    if failures:
-        raise LabError(
-            f"{len(failures)} of {len(campaign.fleets)} fleets failed; the same command retries them from "
-            f"their last checkpoints: {'; '.join(failures)}"
-        )
+    if lost:
+        raise LabError(ending(lost, len(campaign.fleets)))
     return campaign.path
+
+
+def ending(lost: Sequence[Result], fleets: int) -> str:
+    """Return which fleets did not finish, and what to do: a fleet that was refused would be refused again."""
+    failed = [each.message for each in lost if each.status != "refused"]
+    refused = [each.message for each in lost if each.status == "refused"]
+    parts = []
+    if failed:
+        again = "the same command retries them from their last checkpoints"
+        parts.append(f"{len(failed)} of {fleets} fleets failed; {again}: {'; '.join(failed)}")
+    if refused:
+        parts.append(f"{len(refused)} of {fleets} fleets were refused: {'; '.join(dict.fromkeys(refused))}")
+    return ". ".join(parts)
 
 
 def opened(command: Start) -> Folder:
@@ -94,8 +104,8 @@ def _engine(campaign: Folder, command: Start) -> Engine:
     return Here(campaign, command)
 
 
-def drive(campaign: Folder, engine: Engine, tries: int, retry_after: float, stop: "Stop") -> list[str]:
-    """Give fleets to an engine until all are finished or given up; return messages of those given up."""
+def drive(campaign: Folder, engine: Engine, tries: int, retry_after: float, stop: "Stop") -> list[Result]:
+    """Give fleets to an engine until all are finished or given up; return the last attempts at the latter."""
     queue = Queue(campaign, tries, retry_after)
     rows = status.table(campaign)
     total, done = sum(row.wanted for row in rows), sum(row.frames for row in rows)
@@ -113,7 +123,7 @@ def drive(campaign: Folder, engine: Engine, tries: int, retry_after: float, stop
             if now > done or now < total:
                 advance(max(0, now - done), status.Runs(rows))
             done = max(done, now)
-    return queue.failures
+    return queue.lost
 
 
 class Stop(Protocol):
@@ -134,7 +144,10 @@ class Queue:
         """Turns of a fleet at its last failure, and failures in a row without more turns."""
 
         self._avoid: dict[int, str] = {}
-        self.failures: list[str] = []
+        self.lost: list[Result] = []
+        """The last attempts at fleets that were given up."""
+
+        self._refused = set[str]()
 
     @property
     def empty(self) -> bool:
@@ -157,13 +170,21 @@ class Queue:
         if result.status == "busy":
             self._due[fleet] = time.monotonic() + BUSY
             return
-        print(f"popart: {result.message}", flush=True)
+        self._tell(result)
         self._avoid[fleet] = result.node
         times = self._times(fleet)
-        if result.status == "failed" or times >= self._tries:
-            self.failures.append(result.message)
+        nowhere = result.status == "refused" and not result.node
+        if result.status == "failed" or nowhere or times >= self._tries:
+            self.lost.append(result)
         else:
             self._due[fleet] = time.monotonic() + min(LONGEST, self._retry_after * 2 ** (times - 1))
+
+    def _tell(self, result: Result) -> None:
+        """Print the message of an attempt; of a machine that is refused for every fleet only once."""
+        if result.message not in self._refused:
+            print(f"popart: {result.message}", flush=True)
+        if result.status == "refused":
+            self._refused.add(result.message)
 
     def _times(self, fleet: int) -> int:
         turns = sum(records.turns(member.out) for member in self._campaign.fleet(fleet))

@@ -29,7 +29,7 @@ refused: this machine has other versions."""
 
 
 class Result(NamedTuple):
-    """The end of an attempt: status, message and node."""
+    """The end of an attempt: status, message and node; no node if there is no other one to try."""
 
     status: Status
     message: str

@@ -9,15 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from popart.lab.campaign.config import AGAIN, BUSY, Start
+from popart.lab.campaign.config import AGAIN, BUSY, REFUSED, Start
 from popart.lab.campaign.folder import Folder
 from popart.lab.campaign.work import Result, Status, pin
 
-NODE = "this machine"
 PATIENCE = 300.0
 """Seconds in which an interrupted process may save."""
 
-STATUS: dict[int, Status] = {0: "finished", 2: "failed", BUSY: "busy"}
+STATUS: dict[int, Status] = {0: "finished", 2: "failed", BUSY: "busy", REFUSED: "refused"}
 
 
 @dataclass
@@ -84,13 +83,14 @@ class Here:
         assert slot.process is not None
         code, slot.process = slot.process.returncode, None
         status = STATUS.get(code, "again")
-        return Result(status, f"fleet {slot.fleet}: {self._reason(slot.fleet, code)}", NODE)
+        reason = self._reason(slot.fleet, code)
+        return Result(status, reason if status == "refused" else f"fleet {slot.fleet}: {reason}", "")
 
     def _reason(self, fleet: int, code: int) -> str:
         if code < 0:
             return f"its process was ended by {signal.Signals(-code).name}"
         lines = self._log(fleet).read_text(encoding="utf-8", errors="replace").splitlines()
-        if code in (2, AGAIN) and lines:
+        if code in (2, BUSY, AGAIN, REFUSED) and lines:
             return lines[-1].removeprefix("popart: ").removeprefix(f"fleet {fleet}: ")
         return f"its process ended with status {code}; see {self._log(fleet)}"
 
