@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import popart
 from popart.alternatives import H as Root
 from popart.alternatives import HLGauss, Symlog, TwoHot
-from popart.torch import DuelingPopArt, NormalizedLinear, PopArt, polyak_, wrap
+from popart.torch import DuelingPopArt, NormalizedLinear, NormalizeGradient, PopArt, polyak_, wrap
 from popart.torch.alternatives import Art, Categorical, Transformed
 
 FAST = popart.Moments(beta=0.1)
@@ -749,6 +749,12 @@ def test_a_step_size_that_forgets_everything_warns_of_the_other_convention() -> 
         lambda: PopArt(8, 3, popart.Moments(0.999)),
         lambda: DuelingPopArt(8, 3, beta=0.999),
         lambda: PopArt.from_linear(nn.Linear(8, 3), beta=0.999, keep=True),
+        lambda: PopArt(8, 3, beta=np.float32(0.999)),  # pyright: ignore[reportArgumentType]
+        lambda: PopArt(8, 3, popart.Moments(popart.constant(0.999))),
+        lambda: PopArt(8, 3, popart.Percentiles(popart.debiased(np.float64(0.999)))),
+        lambda: NormalizedLinear(8, 3, beta=0.999),
+        lambda: NormalizeGradient(art=popart.Moments(0.999, symmetric=True)),
+        lambda: Categorical(8, 3, art=popart.Moments(0.999)),
     ):
         with pytest.warns(UserWarning, match=r"beta is 0.999.*TorchRL.*beta=0.001") as record:
             build()

@@ -154,9 +154,11 @@ class Categorical(Statistics):
     ) -> None:
         self.in_features = checks.size("in_features", in_features)
         self.out_features = checks.size("out_features", out_features)
+        art = Fixed() if art is None else art
+        checks.warn_of_beta(art)
         histogram = HLGauss() if histogram is None else histogram
         weight = torch.zeros(self.out_features, histogram.bins, self.in_features, device=device, dtype=dtype)
-        super().__init__(Fixed() if art is None else art, (), weight)
+        super().__init__(art, (), weight)
         self.in_features, self.out_features = in_features, out_features
         self.histogram, self.slack = histogram, slack
         self.weight, self.bias = nn.Parameter(weight), nn.Parameter(weight.new_zeros(weight.shape[:2]))

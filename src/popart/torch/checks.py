@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 import warnings
+from numbers import Real
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from popart.moments import Moments
 from popart.rules import Rule
+from popart.steps import constant, debiased
 from popart.torch.statistics import check_rule
 
 
@@ -43,10 +45,12 @@ def chosen_rule(art: Rule[Any] | None, beta: float | None) -> Rule[Any]:
 def warn_of_beta(art: Rule[Any]) -> None:
     """Warn of a step size that looks like the part to keep, which other libraries ask for."""
     step = getattr(art, "beta", None)
-    if isinstance(step, float) and 0.5 < step < 1:
+    step = step.beta if isinstance(step, (constant, debiased)) else step
+    if isinstance(step, Real) and 0.5 < float(step) < 1:
+        beta = float(step)
         warnings.warn(
-            f"beta is {step!r}: each update forgets {step:.1%} of all earlier targets. TorchRL and others "
-            f"give the part that is kept; here write beta={1 - step:.3g} for it",
+            f"beta is {beta:g}: each update forgets {beta:.1%} of all earlier targets. TorchRL and others "
+            f"give the part that is kept; here write beta={1 - beta:.3g} for it",
             stacklevel=3,
         )
 

@@ -13,7 +13,7 @@ from popart.moments import Moments
 from popart.rules import Rule
 from popart.torch import order
 from popart.torch.base import features_for, without_autocast
-from popart.torch.checks import without_shift
+from popart.torch.checks import warn_of_beta, without_shift
 from popart.torch.heads import LinearHead
 from popart.torch.statistics import Statistics
 
@@ -108,6 +108,7 @@ class NormalizeGradient(Statistics):
 
     def __init__(self, weight: float = 1.0, art: Rule[Any] | None = None) -> None:
         art = without_shift(Moments(1e-2)) if art is None else art
+        warn_of_beta(art)
         super().__init__(art, (), torch.zeros(()))
         self.weight = weight
 
