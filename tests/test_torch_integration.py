@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -910,10 +911,19 @@ def test_dueling_streams_of_different_features_have_a_loss() -> None:
     torch.testing.assert_close(loss, (other.normalized(H, H.flip(0), index=action) - t).square().mean())
 
 
+ENCODER: Any = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16))
+
 NOT_WRAPPED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: wrap(Network(), "q_net.7"), ValueError, r"layer is 'q_net.7'; the linear layers .* 'q_net.0'"),
     (lambda: wrap(Network(), nn.Linear(8, 3)), ValueError, "it must be inside of model, a Network"),
     (lambda: wrap(Network(), "q_net.1"), TypeError, r"layer is a ReLU.*identity"),
+    (lambda: wrap(ENCODER, "0.self_attn.out_proj"), ValueError, "MultiheadAttention, which reads"),
+    (lambda: wrap(ENCODER, ENCODER[0].linear2), ValueError, "'0.linear2' of a TransformerEncoderLayer"),
+    (
+        lambda: wrap(nn.Sequential(NonDynamicallyQuantizableLinear(8, 3)), "0"),
+        ValueError,
+        r"PopArt.identity\(outputs\) on top",
+    ),
     (lambda: wrap(nn.Linear(8, 3), ""), ValueError, "the linear layers of the model are none"),
 ]
 
