@@ -7,6 +7,9 @@ an undisturbed one, which was trained without Ray.
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +20,12 @@ import pytest
 
 import popart
 from popart.lab.campaign import records
+from popart.lab.campaign.engines.ray import connect
+from popart.lab.checks import LabError
 from tests.backends import sharing_what_is_compiled
 from tests.lab.campaign.examples import (
     DIVERGING,
+    LIMIT,
     OFTEN,
     RUNS,
     assert_same,
@@ -36,7 +42,6 @@ from tests.lab.campaign.examples import (
 )
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.xdist_group("campaign"),
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called"),  # by Ray, before it runs another program
 ]
@@ -106,6 +111,28 @@ def machines() -> Iterator[Machines]:
     patch.undo()
 
 
+@pytest.mark.parametrize("kind", ["{}", "ray://{}", "auto"])
+def test_an_address_at_which_nothing_answers_is_named_before_ray_waits_for_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)  # what auto stands for
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray waits for minutes"))
+    asked = kind.format(address)
+    named = f"RAY_ADDRESS is '{address}'" if asked == "auto" else f"ray is '{asked}'"
+    with pytest.raises(LabError, match=rf"{named}, but nothing answers there .*refused.*; give the HOST"):
+        connect(asked)
+
+
+@pytest.mark.slow
+def test_a_cluster_is_found_at_its_address_and_automatically(machines: Machines) -> None:
+    for address in (machines.address, "auto"):
+        code = f"from popart.lab.campaign.engines.ray import connect; connect({address!r}).shutdown()"
+        subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=True)
+
+
+@pytest.mark.slow
 def test_two_drivers_at_once_train_each_run_once(
     machines: Machines, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +147,7 @@ def test_two_drivers_at_once_train_each_run_once(
     assert_same(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_killed_node_loses_nothing_but_what_follows_its_last_checkpoint(
     machines: Machines, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +167,7 @@ def test_a_killed_node_loses_nothing_but_what_follows_its_last_checkpoint(
     assert_same(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -150,6 +179,7 @@ def test_a_run_whose_agent_diverges_fails_alone_and_is_not_tried_again(
     assert_unclipped_diverged(out, text)
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_interrupted_and_then_killed_continues_when_started_again(
     machines: Machines, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -174,6 +204,7 @@ def test_a_driver_that_is_interrupted_and_then_killed_continues_when_started_aga
     assert_same(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_node_is_named_and_the_fleet_trains_elsewhere(
     machines: Machines, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -193,6 +224,7 @@ def test_a_full_disk_on_one_node_is_named_and_the_fleet_trains_elsewhere(
     assert_same(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_driver_says_once_what_no_node_has_and_continues_when_one_comes(
     machines: Machines, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -209,6 +241,7 @@ def test_a_driver_says_once_what_no_node_has_and_continues_when_one_comes(
     assert_same(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_node_with_another_version_is_refused(machines: Machines, tmp_path: Path) -> None:
     other = shutil.copytree(Path(popart.__file__).parent, tmp_path / "other" / "popart")
     file = other / "__init__.py"

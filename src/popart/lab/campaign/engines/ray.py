@@ -6,6 +6,8 @@ their names: a node with another version of popart can report it, even if that v
 """
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -22,6 +24,9 @@ PATIENCE = 300.0
 
 UNEXPLAINED = 10.0
 """Seconds after which a driver says that no node has the resources of its fleets."""
+
+ANSWERED = 5.0
+"""Seconds in which the port of a cluster must accept a connection; Ray itself waits for minutes."""
 
 PROBED = 120.0
 """Seconds in which a node must say which versions it has."""
@@ -150,11 +155,27 @@ def connect(address: str) -> Any:
         import ray
     except ImportError:
         raise LabError('Ray is not installed; install it with: pip install "popart-learn[ray]"') from None
+    set_elsewhere = os.environ.get("RAY_ADDRESS") if address == "auto" else None
+    check_answers("RAY_ADDRESS" if set_elsewhere else "ray", set_elsewhere or address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise LabError(f"there is no Ray cluster at {address!r}: {_first_line(error)}") from error
     return ray
+
+
+def check_answers(name: str, address: str) -> None:
+    """Check that something answers at HOST:PORT or ray://HOST:PORT; auto has no port, and Ray finds it."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWERED).close()
+    except (OSError, OverflowError) as error:
+        raise LabError(
+            f"{name} is {address!r}, but nothing answers there ({error}); give the HOST:PORT of a running "
+            "Ray cluster, or auto on one of its machines"
+        ) from error
 
 
 def _task() -> Callable[[str, int, int], tuple[str, str, str]]:
