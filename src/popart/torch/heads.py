@@ -18,6 +18,7 @@ class LinearHead(Head):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    _is_identity = False
 
     def __init__(
         self,
@@ -53,11 +54,18 @@ class LinearHead(Head):
         self._join(process_group)
 
     def reset_parameters(self) -> None:
-        """Draw weights and bias from U(±1/√in_features), as `torch.nn.Linear` does; forget all targets."""
+        """Draw weights and bias from U(±1/√in_features), as `torch.nn.Linear` does; forget all targets.
+
+        A head that was made by `identity` gets W = I and b = 0 again.
+        """
         bound = 1 / math.sqrt(self.in_features)
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
+        with torch.no_grad():
+            if self._is_identity:
+                self.weight.copy_(torch.eye(self.in_features))
+            else:
+                self.weight.uniform_(-bound, bound)
+            if self.bias is not None:
+                self.bias.zero_() if self._is_identity else self.bias.uniform_(-bound, bound)
         super().reset_parameters()
 
     @classmethod
@@ -110,10 +118,8 @@ class LinearHead(Head):
         model from the beginning: for models that are trained already (see `from_linear`).
         """
         head = cls(features, features, checks.kept(checks.chosen_rule(art, beta), keep), **settings)
-        with torch.no_grad():
-            head.weight.copy_(torch.eye(head.in_features))
-            if head.bias is not None:
-                head.bias.zero_()
+        head._is_identity = True
+        head.reset_parameters()
         return head
 
     def _chosen(self, outputs: Tensor, index: Any) -> Tensor:
