@@ -733,6 +733,43 @@ def test_the_right_order_compiles_with_bootstrapped_targets_before_the_update() 
         torch.testing.assert_close(compiled(head, body, H, y), right(other, other_body, H, y))
 
 
+def test_targets_that_do_not_fit_the_statistics_are_named_wherever_they_are_given() -> None:
+    several = PopArt(8, 2, FAST, heads=3, per_output=True)
+    index = torch.zeros(4, dtype=torch.int64)
+    for head, shape, i, measured in (
+        (several, (4,), None, r"\(\*batch, 3, 2\)"),
+        (several, (4,), index, r"\(\*batch, 2\)"),
+        (PopArt(8, 2, FAST, heads=3), (4, 3, 2), None, r"\(\*batch, 3\)"),
+        (PopArt(8, 3, FAST, per_output=True), (4, 1), None, r"\(\*batch, 3\)"),
+    ):
+        for use in (head.update, head.normalize, head.denormalize):
+            what = "outputs" if use == head.denormalize else "targets"
+            with pytest.raises(ValueError, match=rf"{what} have shape .*measure targets of shape {measured}"):
+                use(torch.ones(shape), index=i)
+
+
+def test_an_identity_is_reset_to_an_identity() -> None:
+    for settings in ({}, {"heads": 2}, {"bias": False}):
+        head = PopArt.identity(3, FAST, **settings)
+        head.update(targets(head.state.counts.shape[1:]))
+        with torch.no_grad():
+            head.weight.normal_()
+        copied = copy.deepcopy(head)
+        copied.reset_parameters()
+        assert torch.equal(copied.weight, torch.eye(3).expand(copied.weight.shape))
+        assert copied.bias is None or not copied.bias.any()
+        assert not copied.state.counts.any()
+
+
+def test_gradients_flow_through_normalize_and_not_through_update() -> None:
+    """A loss of outputs in the targets' units, such as that of an actor, is normalised with `normalize`."""
+    head = PopArt(8, 1, FAST)
+    y = targets(size=100.0).requires_grad_()
+    assert not head.update(y).requires_grad
+    head.normalize(y).sum().backward()
+    torch.testing.assert_close(y.grad, (1 / head.sigma).expand(32))
+
+
 def test_targets_of_one_axis_are_refused_where_they_may_be_a_batch_or_outputs() -> None:
     for head in (PopArt(8, 3, per_output=True), PopArt(8, 1, heads=3), PopArt(8, 3, popart.Covariance())):
         for use in (head.update, head.normalize):

@@ -224,12 +224,20 @@ class Head(Statistics):
         return [], []
 
     def normalize(self, targets: Any, *, index: Tensor | None = None) -> Tensor:
-        """Return targets in normalised units, for the loss."""
+        """Return targets in normalised units, for the loss.
+
+        The shapes are those of `update`. Gradients flow through to the targets, for losses that are computed
+        from outputs in the targets' units; `update` detaches its targets.
+        """
         y = self._as_tensor(targets)
         return self._units_of(self._which(index, y, batched=True)).normalize(y)
 
     def denormalize(self, outputs: Any, *, index: Tensor | None = None) -> Tensor:
-        """Return normalised outputs or targets in the targets' own units; the inverse of `normalize`."""
+        """Return normalised outputs or targets in the targets' own units; the inverse of `normalize`.
+
+        They have the shape of targets. For several heads with one statistic each it is `(*batch, heads)`;
+        `head(h)` has all outputs of these heads in the targets' units.
+        """
         g = self._as_tensor(outputs)
         with without_autocast(g):
             return self._units_of(self._which(index, g)).denormalize(g)
@@ -252,11 +260,20 @@ class Head(Statistics):
                     f"targets have shape {shape}, which may be a batch or one target of all outputs; give "
                     f"index= for a batch, or one target as {(1, *one)}"
                 )
+            self._check_shape(shape, one, batched)
             return None
+        self._check_shape(shape, one[1:], batched)
         batch = shape[: len(shape) - len(one) + 1] if one else shape
         what = "the batch has shape" if one else "targets have shape"
         index = checks.checked_index(index, self._choices(), batch, what)
         return index if one else None
+
+    def _check_shape(self, shape: tuple[int, ...], one: tuple[int, ...], are_targets: bool) -> None:
+        if shape[max(len(shape) - len(one), 0) :] != one:
+            raise ValueError(
+                f"{'targets' if are_targets else 'outputs'} have shape {shape}; these statistics measure "
+                f"targets of shape (*batch{''.join(f', {size}' for size in one)})"
+            )
 
     @torch.no_grad()
     def polyak_(self, online: Self, tau: float) -> None:
