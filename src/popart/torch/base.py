@@ -220,7 +220,7 @@ class Head(Statistics):
     def _affected(
         self, layers: list[Layer], optimizer: Optimizer | None, optimizer_state: optimizers.StateChange
     ) -> optimizers.Affected:
-        """Return what an update changes of layers and of the optimizer's state; nothing by default."""
+        """Return the tensors of layers and of the optimizer that an update changes; none by default."""
         return [], []
 
     def normalize(self, targets: Any, *, index: Tensor | None = None) -> Tensor:
@@ -252,7 +252,10 @@ class Head(Statistics):
         return Affine(scale, shift) if which is None else Affine(scale[which], shift[which])
 
     def _which(self, index: Tensor | None, targets: Tensor, batched: bool = False) -> Tensor | None:
-        """Return the statistics that each target is of; None where it has some of each, or all share them."""
+        """Return the number of each target's statistic, after a check of shapes and index.
+
+        None if all targets share one statistic, or if they have an axis with one number for each statistic.
+        """
         shape, one = tuple(targets.shape), self._shape
         if index is None:
             if batched and one and shape == one:

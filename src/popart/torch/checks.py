@@ -43,7 +43,7 @@ def chosen_rule(art: Rule[Any] | None, beta: float | None) -> Rule[Any]:
 
 
 def warn_of_beta(art: Rule[Any]) -> None:
-    """Warn of a step size that looks like the part to keep, which other libraries ask for."""
+    """Warn of a step size above 0.5: other libraries ask for 1 - β, the part of the statistics to keep."""
     step = getattr(art, "beta", None)
     step = step.beta if isinstance(step, (constant, debiased)) else step
     if isinstance(step, Real) and 0.5 < float(step) < 1:
@@ -56,7 +56,7 @@ def warn_of_beta(art: Rule[Any]) -> None:
 
 
 def kept(art: Rule[Any], keep: bool) -> Rule[Any]:
-    """Return the rule of a head; with `keep`, of one whose outputs are preserved from the first update."""
+    """Return the rule, with its option `keep` if this is True."""
     return dataclasses.replace(art, keep=True) if keep else art
 
 

@@ -23,7 +23,7 @@ class NormalizedLinear(LinearHead):
 
     Targets are not normalised either. Only the gradient that goes to the layers below is normalised:
     $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$. W and b have their usual gradients.
-    With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ this learns what Pop-Art learns
+    With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ it learns the same as Pop-Art
     (Proposition 3), for a dense $\Sigma$ as well:
 
         layer = NormalizedLinear(64, 1, art)

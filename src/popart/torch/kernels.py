@@ -4,8 +4,8 @@ This is `Moments` for one statistic, written again for PyTorch's eager mode on G
 the same in three times as many operations. Numbers are combined in double precision, and nothing waits for
 the device.
 
-With $\bar Y$ and v the mean and the variance of a batch, Eq. 4 is a pair of interpolations and what the mean
-moves by, from the old mean and towards that of the batch:
+With $\bar Y$ and v the mean and the variance of a batch, Eq. 4 interpolates both statistics. The variance
+also grows by a product: the distance of the new mean from the old one times that from the batch's:
 
 $$\mu_t = (1 - \beta) \mu + \beta \bar Y \qquad
   \sigma_t^2 = (1 - \beta) \sigma^2 + \beta v + (\mu_t - \mu)(\bar Y - \mu_t)$$

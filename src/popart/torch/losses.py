@@ -22,7 +22,7 @@ def like_targets(x: Any, y: Tensor) -> Tensor:
 
 
 def are_finite(y: Tensor, like: Tensor) -> Tensor:
-    """Return the targets that statistics of this precision measure: the others are infinite or NaN in it."""
+    """Return which targets are finite in the precision of the statistics."""
     return y.isfinite() if y.dtype.itemsize <= like.dtype.itemsize else y.abs() <= FLOAT32_MAX
 
 

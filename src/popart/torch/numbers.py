@@ -99,7 +99,7 @@ class Cache:
         return same and c.data_ptr() == at[2] and d.data_ptr() == at[3]
 
     def affected_by(self, head: Any, optimizer: Optimizer | None, how: optimizers.StateChange) -> Any:
-        """Return what `Near.apply_to_` takes, looked up again if the optimizer or its state is another."""
+        """Return the arguments of `Near.apply_to_`, which are found again after a change of optimizer."""
         held, how_before, state, affected = self.affected
         if held() is optimizer and how == how_before != "reset" and state == self._state_of(optimizer):
             return affected

@@ -95,9 +95,10 @@ class Statistics(nn.Module):
         return {"kind": self._kind, **{name: getattr(self.art, name) for name in names}}
 
     def get_extra_state(self) -> Tensor:
-        """Return the settings for `state_dict`, as the characters of a text, because all files have tensors.
+        """Return the settings for `state_dict`, as a tensor of the characters of a JSON text.
 
-        They are wide enough for sums of several checkpoints, whose average is the same text.
+        Every file format has tensors. Characters are integers of 32 bits, so that the average of several
+        checkpoints, whose sum may be taken first, is the same text.
         """
         text = json.dumps(self._settings(), default=_plain)
         return torch.tensor([*map(ord, text)], dtype=torch.int32, device="cpu")
@@ -146,7 +147,7 @@ def _buffer_name(art: Rule[Any], field: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting that JSON does not know as a number, if it is one of NumPy's, or as text."""
+    """Convert a setting for JSON: a number of NumPy's to one of Python's, anything else to text."""
     return value.item() if isinstance(value, np.generic) else repr(value)
 
 
