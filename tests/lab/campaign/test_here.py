@@ -33,6 +33,7 @@ from tests.lab.campaign.examples import (
     is_finished,
     popart,
     resumed,
+    said,
     settings,
     started,
     wait_until,
@@ -46,6 +47,15 @@ def test_every_run_has_a_folder_and_is_trained_once(undisturbed: Path) -> None:
     assert all(is_finished(undisturbed / run) for run in RUNS)
     assert attempts(undisturbed) == dict.fromkeys(RUNS, 1)
     assert resumed(undisturbed) == dict.fromkeys(RUNS, 0)
+
+
+def test_lines_of_progress_say_each_thing_once(undisturbed: Path) -> None:
+    """Both those of the campaign, and those of a fleet in its log."""
+    logs = said(undisturbed), undisturbed / "logs" / "fleet-1.log"
+    for log, title in zip(logs, ("campaign ", "fleet 1: scores:"), strict=True):
+        lines = [line for line in log.read_text("utf-8").splitlines() if line.startswith(title)]
+        assert lines
+        assert {(line.count("%"), line.count("/s")) for line in lines} == {(1, 1)}, lines
 
 
 def test_a_finished_campaign_is_not_trained_again(undisturbed: Path) -> None:

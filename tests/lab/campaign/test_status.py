@@ -62,6 +62,14 @@ def test_states_frames_scores_nodes_and_failures_come_from_the_run_folders(
     assert said.splitlines()[-1] == str(campaign.path)
 
 
+def test_the_table_is_refreshed_or_not_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["campaign", "status", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--watch, --no-watch Refresh the table until" in said
+    assert "None" not in said
+
+
 def test_a_row_that_is_just_being_written_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     assert last_row(path) == {}
@@ -76,7 +84,8 @@ def test_on_a_small_terminal_what_needs_attention_comes_first(campaign: Folder) 
     write(campaign, 1)
     records.end(write(campaign, 3), "failed", "no space left")
     console = Console(file=io.StringIO(), width=100, height=10, force_terminal=True, color_system=None)
-    console.print(Runs(table(campaign)))
+    rows = table(campaign)
+    console.print(Runs(rows, summary(rows)))
     said = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "catch-popart-3" in said
     assert "catch-popart-1" in said

@@ -121,7 +121,7 @@ def drive(campaign: Folder, engine: Engine, tries: int, retry_after: float, stop
             rows = status.table(campaign)
             now = sum(row.frames for row in rows)
             if now > done or now < total:
-                advance(max(0, now - done), status.Runs(rows))
+                advance(max(0, now - done), status.Runs(rows, status.counted(rows)))
             done = max(done, now)
     return queue.lost
 

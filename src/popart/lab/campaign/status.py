@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,10 +40,9 @@ class Status:
     folder: tyro.conf.Positional[Path] = Path("runs/campaign")
     """Folder of the campaign."""
 
-    watch: Annotated[
-        bool | None,
-        tyro.conf.arg(help_behavior_hint="(default: True on a terminal)", metavar="{True,False}"),
-    ] = None
+    watch: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: --watch on a terminal)")] = field(
+        default_factory=lambda: Console().is_terminal
+    )
     """Refresh the table until all runs are finished."""
 
     every: float = 5.0
@@ -54,7 +53,7 @@ class Status:
 
     def run(self) -> Path:
         console = Console()
-        if console.is_terminal and self.watch is not False:
+        if console.is_terminal and self.watch:
             self._live(console)
             return self.folder
         rows = table(Folder.read(self.folder))
@@ -66,15 +65,19 @@ class Status:
         return self.folder
 
     def _live(self, console: Console) -> None:
-        shown = Runs(table(Folder.read(self.folder)))
+        shown = self._shown()
         with Live(shown, console=console, auto_refresh=False) as live:
             try:
                 while not all(row.over for row in shown.rows):
                     time.sleep(self.every)
-                    shown = Runs(table(Folder.read(self.folder)))
+                    shown = self._shown()
                     live.update(shown, refresh=True)
             except KeyboardInterrupt:
                 pass
+
+    def _shown(self) -> "Runs":
+        rows = table(Folder.read(self.folder))
+        return Runs(rows, summary(rows))
 
 
 @dataclass(frozen=True)
@@ -164,24 +167,26 @@ def _number(text: str | None) -> float | None:
 
 def summary(rows: Sequence[Row]) -> str:
     """Return how many runs are in each state, their frames, and their rate."""
-    states = Counter(row.state for row in rows)
-    counted = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state])
     frames = sum(row.frames for row in rows)
     share = int(100 * min(1.0, frames / sum(row.wanted for row in rows)))
     rate = sum(row.rate or 0 for row in rows if row.state == "training")
-    return (
-        f"{len(rows)} runs: {counted}; {quantity(float(frames))} frames ({share}%), {quantity(rate)} frames/s"
-    )
+    return f"{counted(rows)}; {quantity(float(frames))} frames ({share}%), {quantity(rate)} frames/s"
+
+
+def counted(rows: Sequence[Row]) -> str:
+    """Return how many runs are in each state."""
+    states = Counter(row.state for row in rows)
+    return f"{len(rows)} runs: " + ", ".join(f"{states[state]} {state}" for state in ORDER if states[state])
 
 
 class Runs:
-    """A table with the runs that need attention first, on a terminal; elsewhere a sentence."""
+    """A table with the runs that need attention first, on a terminal; elsewhere its heading alone."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = rows
+    def __init__(self, rows: Sequence[Row], heading: str) -> None:
+        self.rows, self.heading = rows, heading
 
     def __str__(self) -> str:
-        return summary(self.rows)
+        return self.heading
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         space = max(1, (options.height or console.height) - 8)
@@ -191,7 +196,7 @@ class Runs:
             shown.add_column(name, no_wrap=name != "failures", overflow="ellipsis")
         for row in rows[:space]:
             shown.add_row(*map(Text, row.cells().values()))
-        yield Text(summary(self.rows))
+        yield Text(self.heading)
         yield shown
         if len(rows) > space:
             yield Text(f"and {len(rows) - space} more")

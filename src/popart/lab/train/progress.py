@@ -54,7 +54,7 @@ class ProgressTracker:
 
     def _doing(self, turn: Turn, rate: float) -> Any:
         if len(self._members) > 1:
-            return FleetTable([self._row(member, turn) for member in range(len(self._members))], rate)
+            return FleetTable([self._row(member, turn) for member in range(len(self._members))])
         latest = self._latest[0]
         words = [f"score {np.mean(self._recent[0]):.4g}" if self._recent[0] else "no episode yet"]
         if latest:
@@ -78,13 +78,13 @@ class ProgressTracker:
 class FleetTable:
     """A table of members for a terminal, in as many columns as fit; a short sentence elsewhere."""
 
-    def __init__(self, rows: Sequence[tuple[str, str, str, str]], rate: float) -> None:
-        self.rows, self.rate = rows, rate
+    def __init__(self, rows: Sequence[tuple[str, str, str, str]]) -> None:
+        self.rows = rows
 
     def __str__(self) -> str:
         scores = [f"{name} {score}" for name, score, _, _ in self.rows]
         shown = ", ".join(scores[:3]) + (f" and {len(scores) - 3} more" if len(scores) > 3 else "")
-        return f"{quantity(self.rate)} updates/s; scores: {shown}"
+        return f"scores: {shown}"
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
         width = max(len(name) for name, *_ in self.rows) + 30
