@@ -199,6 +199,11 @@ def test_files_are_checked_for_the_methods_and_games_that_there_are() -> None:
     assert set(GameName.__args__) == set(module.GAMES)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_all_methods_can_be_asked_for_in_one_word() -> None:
+    assert Tasks(methods=("all",)) == Tasks(methods=tuple(METHODS)) == Tasks()
+    assert Tasks(methods=("all", "popart")) == Tasks()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -277,6 +277,11 @@ def test_every_method_learns_the_steady_stream_with_adam(method: str) -> None:
     assert windows[0, -20:].mean() < 0.5
 
 
+def test_all_methods_can_be_asked_for_in_one_word() -> None:
+    assert Stream(methods=("all",)) == Stream(methods=tuple(METHODS)) == Stream()
+    assert Stream(methods=("all", "popart")) == Stream()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -46,10 +46,10 @@ class Tasks:
     """Factors by which rewards are multiplied, one for each game."""
 
     methods: tuple[str, ...] = tuple(METHODS)
-    """Methods to compare. unclipped: Double DQN on unclipped rewards; clipped: rewards and errors clipped to
-    [-1, 1]; symlog: transformed targets; vecnormalize: rewards divided by a running statistic of their game;
-    art: normalised targets, without preserving outputs; one_statistic: Pop-Art with one scale and shift for
-    all games; popart: Pop-Art with a scale and shift for each game."""
+    """Methods to compare, or all. unclipped: Double DQN on unclipped rewards; clipped: rewards and errors
+    clipped to [-1, 1]; symlog: transformed targets; vecnormalize: rewards divided by a running statistic of
+    their game; art: normalised targets, without preserving outputs; one_statistic: Pop-Art with one scale
+    and shift for all games; popart: Pop-Art with a scale and shift for each game."""
 
     seeds: int = 3
     """Number of random seeds for each method. A run is extended if the same command is given with more."""
@@ -72,7 +72,9 @@ class Tasks:
             if getattr(self, name) == getattr(Tasks, name):
                 object.__setattr__(self, name, value)
         check_names("games", self.games, GAMES)
-        check_names("methods", self.methods, METHODS)
+        check_names("methods", self.methods, (*METHODS, "all"))
+        if "all" in self.methods:
+            object.__setattr__(self, "methods", tuple(METHODS))
         for scale in self.scales:
             check_positive("scales", scale)
         if len(self.scales) != len(self.games):

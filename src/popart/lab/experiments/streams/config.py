@@ -78,10 +78,10 @@ class Stream:
     that take turns)."""
 
     methods: tuple[str, ...] = tuple(METHODS)
-    """Methods to compare. sgd: no normalisation; once: mean and standard deviation of the first targets;
-    zscore: those of all targets so far; symlog; hl_gauss: classification, with a support that is fitted to
-    the first targets; adaptive_bins: the same with bins in normalised units; scale_only; art: Art without
-    Pop; popart; popart_limited: Pop-Art with max_norm 3."""
+    """Methods to compare, or all. sgd: no normalisation; once: mean and standard deviation of the first
+    targets; zscore: those of all targets so far; symlog; hl_gauss: classification, with a support that is
+    fitted to the first targets; adaptive_bins: the same with bins in normalised units; scale_only; art: Art
+    without Pop; popart; popart_limited: Pop-Art with max_norm 3."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     """The optimizer of all methods."""
@@ -113,7 +113,9 @@ class Stream:
             if getattr(self, name) == getattr(Stream, name):
                 object.__setattr__(self, name, value)
         check_names("streams", self.streams, STREAMS)
-        check_names("methods", self.methods, METHODS)
+        check_names("methods", self.methods, (*METHODS, "all"))
+        if "all" in self.methods:
+            object.__setattr__(self, "methods", tuple(METHODS))
         check_grid("rates", self.rates)
         check_grid("betas", self.betas, 1)
         if BETA not in self.betas:
