@@ -112,7 +112,10 @@ def test_a_changed_source_is_another_version(tmp_path: Path, monkeypatch: pytest
     [
         (["xy"], ["there is no command 'xy'.", "are plan, start, status, report, work"]),
         (["strt"], ["did you mean 'start'?"]),
-        (["plan", "--games", "pongg"], ["'pongg'", "did you mean 'pong'?"]),
+        (["plan", "--games", "pongg"], ["games has 'pongg'; did you mean 'pong'?"]),
+        (["plan", "--games", "pong", "pong"], ["games has 'pong' more than once"]),
+        (["plan", "--agents", "dqn"], ["agents has 'dqn'. It may have clipped, unclipped, popart, all"]),
+        (["plan", "--agents", "al"], ["agents has 'al'; did you mean 'all'?"]),
         (["plan", "--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
         (["plan", "--workers", "0"], ["workers is 0; it must be 1 or more"]),
         (["plan", "--memory", "-1"], ["memory is -1.0; it must be positive"]),

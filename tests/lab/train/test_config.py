@@ -135,6 +135,7 @@ def test_several_games_agents_and_seeds_are_all_combinations() -> None:
 
 def test_all_stands_for_all_games_and_all_agents() -> None:
     members = parsed("--game", "all", "--agent", "all").members()
+    assert members == parsed("--game", "all", "--agent", "all", "popart").members()
     assert len(members) == 3 * 57
     assert {one.game for one in members} == set(ATARI)
 
@@ -214,7 +215,7 @@ def test_the_command_line_of_a_run_gives_the_same_settings_when_parsed(options: 
         (["--game", "catchh"], ["did you mean 'catch'?"]),
         (["--game", "pong", "pong"], ["game has 'pong' more than once"]),
         (["--game"], ["game is empty; give at least one"]),
-        (["--agent", "popat"], ["agent has 'popat'; did you mean 'popart'?", "unclipped"]),
+        (["--agent", "popat"], ["agent has 'popat'; did you mean 'popart'?", "unclipped, popart, all"]),
         (["--agent"], ["agent is empty"]),
         (["--seed", "4294967296"], ["seed is 4294967296; it must be from 0 to 4294967295"]),
         (["--seed", "1", "1"], ["seed has 1 more than once"]),

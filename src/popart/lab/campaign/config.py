@@ -6,13 +6,15 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from popart.lab.checks import LabError, check_positive, check_whole
+from popart.lab.checks import LabError, check_names, check_positive, check_whole
+from popart.lab.envs.games import ATARI, SMALL
 from popart.lab.train.config import (
     AgentOptions,
     EnvironmentOptions,
     RecordOptions,
     ScheduleOptions,
     Train,
+    check_agents,
 )
 
 
@@ -76,6 +78,9 @@ class Campaign:
     record: RecordOptions = field(default_factory=RecordOptions)
 
     def __post_init__(self) -> None:
+        if self.games != ("all",):
+            check_names("games", self.games, (*ATARI, *SMALL))
+        check_agents("agents", self.agents)
         check_whole("seeds", self.seeds, 1)
         self.train()
 

@@ -195,7 +195,7 @@ class Train:
         for name in self.games:
             check_game(name)
         check_unique("game", self.games)
-        check_names("agent", self.agents, AGENTS)
+        check_agents("agent", self.agent)
         check_unique("seed", self.seed)
         for name in ("game", "seed"):
             if not getattr(self, name):
@@ -210,7 +210,7 @@ class Train:
 
     @property
     def agents(self) -> tuple[AgentName, ...]:
-        return AGENTS if self.agent == ("all",) else self.agent  # pyright: ignore[reportReturnType]
+        return AGENTS if "all" in self.agent else self.agent  # pyright: ignore[reportReturnType]
 
     def members(self) -> list["Member"]:
         """Resolve the options into one member for each game, agent and seed."""
@@ -232,6 +232,11 @@ class Train:
         from popart.lab.train.run import run
 
         return run(self)
+
+
+def check_agents(setting: str, agents: tuple[str, ...]) -> None:
+    """Check the names of agents, of which "all" stands for every one."""
+    check_names(setting, agents, (*AGENTS, "all"))
 
 
 def _check_options(options: dict[str, Any]) -> None:
