@@ -9,7 +9,7 @@ import pytest
 
 from popart.lab.cli import main
 from popart.lab.files import read_table
-from popart.lab.manifest import read_manifest
+from popart.lab.manifest import read_manifest, write_manifest
 from popart.lab.play.analysis import large_share
 from popart.lab.play.config import Evaluate
 from popart.lab.train.episodes import Player
@@ -132,9 +132,12 @@ def test_a_run_without_a_checkpoint_is_named(
     catch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(catch, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    with pytest.raises(SystemExit):
-        main(["evaluate", str(run), "--device", "cpu"])
-    assert "has no checkpoint yet" in capsys.readouterr().err
+    finished = f"{run} is a finished run without its checkpoints, which hold the agent; copy them to {run}/"
+    for words in (finished, f"{run} has no checkpoint yet; train for longer"):
+        with pytest.raises(SystemExit):
+            main(["evaluate", str(run), "--device", "cpu"])
+        assert words in capsys.readouterr().err
+        write_manifest(run, read_manifest(run) | {"finished": None})
 
 
 @pytest.mark.parametrize(

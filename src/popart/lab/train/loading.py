@@ -66,14 +66,19 @@ def load(folder: Path, which: Which) -> Trained:
         raise LabError(f"{folder} has a manifest that makes no sense: {error}") from error
     for _ in range(TRIES):
         with suppress(ReplacedError):
-            return _newest(settings, folder, which)
+            return _newest(settings, folder, which, manifest["finished"] is not None)
     raise ReplacedError(folder / "checkpoints")
 
 
-def _newest(settings: Member, folder: Path, which: Which) -> Trained:
+def _newest(settings: Member, folder: Path, which: Which, finished: bool) -> Trained:
     """Find the newest checkpoint whose policy is not damaged."""
     for name in dict.fromkeys((which, "last")):
         found = Checkpoints(folder / "checkpoints" / name).load({"policy": None})
         if found:
             return Trained(settings, found.checkpoint, name, found.notes["frames"])
+    if finished:
+        raise LabError(
+            f"{folder} is a finished run without its checkpoints, which hold the agent; copy them to "
+            f"{folder / 'checkpoints'}, or train the run again with another --out"
+        )
     raise LabError(f"{folder} has no checkpoint yet; train for longer, or stop it with Ctrl-C, which saves")
