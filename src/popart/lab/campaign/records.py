@@ -1,7 +1,7 @@
 """Records of workers: where a run trains, since when, and its failures with their reasons.
 
 Each run folder has one as `.worker.json`. It is changed only by a process that has the lock of the fleet, and
-touched every few seconds as a sign of life, so that anybody who reads the folder sees the state of the run.
+touched every few seconds as a heartbeat, so that anybody who reads the folder sees the state of the run.
 """
 
 import json
@@ -20,7 +20,7 @@ from popart.lab.manifest import now
 
 NAME = ".worker.json"
 BEAT = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 DIVERGED = "diverged"
 """Word in the reason of a failure that another attempt would repeat."""
@@ -109,7 +109,7 @@ def given_up(run: Path, started: str, tries: int) -> str | None:
 
 
 def silence(run: Path) -> float:
-    """Return the seconds since the last sign of life of a run's worker."""
+    """Return the seconds since the last heartbeat of a run's worker."""
     try:
         return max(0.0, time.time() - (run / NAME).stat().st_mtime)
     except OSError:
@@ -117,7 +117,7 @@ def silence(run: Path) -> float:
 
 
 @contextmanager
-def signs_of_life(runs: Sequence[Path], parent: int | None = None) -> Iterator[None]:
+def heartbeats(runs: Sequence[Path], parent: int | None = None) -> Iterator[None]:
     """Touch the records every few seconds. If the parent dies, interrupt this process, so that it saves."""
     import signal
 

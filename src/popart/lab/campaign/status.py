@@ -22,7 +22,7 @@ from popart.lab.tables import print_table
 from popart.lab.train.config import Member
 
 SILENT = 60.0
-"""Seconds without a sign of life after which a worker is considered dead."""
+"""Seconds without a heartbeat after which a worker is considered dead."""
 
 ORDER = ("failed", "silent", "training", "stopped", "waiting", "finished")
 TAIL = 4096

@@ -71,11 +71,11 @@ def _train(
 ) -> tuple[Status, str]:
     left = [member for member in members if not is_finished(member)]
     gone = {m.name: reason for m in left if (reason := records.given_up(m.out, campaign.started, tries))}
-    if len(gone) == len(left):  # with fewer, all train on: the bits of the others depend on their number
+    if len(gone) == len(left):  # with fewer, all continue: the bits of the others depend on their number
         return _ended(number, len(members), gone)
     for member in left:
         records.begin(member.out)
-    with records.signs_of_life([member.out for member in left], parent):
+    with records.heartbeats([member.out for member in left], parent):
         failures = _trained(campaign, number, members, left)
     for member in left:
         if member.name not in failures:

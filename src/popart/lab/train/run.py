@@ -60,7 +60,7 @@ def train(
 ) -> dict[str, str]:
     """Train members that share a program; return those that failed, with the reasons.
 
-    `failed` is called with name and reason as soon as a member fails, while the others train on.
+    `failed` is called with name and reason as soon as a member fails, while the others continue.
     """
     for member in members:
         _check_frames(member)
