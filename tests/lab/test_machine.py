@@ -9,7 +9,7 @@ import pytest
 
 from popart.lab.checks import LabError
 from popart.lab.envs.atari import Atari
-from popart.lab.machine import free_memory, low_priority_threads, use_device
+from popart.lab.machine import free_memory, gpu_memory, low_priority_threads, use_device
 
 PRIORITY = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
 """Before any test."""
@@ -24,6 +24,31 @@ def test_memory_of_a_container_is_its_limit_without_what_files_can_give_back(tmp
     assert free_memory(tmp_path) == 1_900_000
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory(tmp_path) > 2**30
+
+
+def test_the_gpus_of_this_machine_are_those_that_jax_finds() -> None:
+    found = gpu_memory()
+    assert len(found) == sum(device.platform == "gpu" for device in jax.devices())
+    assert all(memory > 2**30 for memory in found)
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"), [("[gpu(7), cpu, gpu(8)]", (7, 8)), ("[cpu]", ()), ("1 / 0", ())]
+)
+def test_another_process_asks_for_the_gpus(
+    devices: str, found: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a module that stands for JAX has devices; a JAX that fails has none."""
+    (tmp_path / "jax_plugins").mkdir()
+    (tmp_path / "jax.py").write_text(
+        "from types import SimpleNamespace as Device\n"
+        "cpu = Device(platform='cpu', memory_stats=lambda: None)\n"
+        "gpu = lambda n: Device(platform='gpu', memory_stats=lambda: {'bytes_limit': n})\n"
+        f"devices = lambda: {devices}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert gpu_memory.__wrapped__() == found
 
 
 @pytest.mark.skipif(jax.devices()[0].platform != "cpu", reason="there is a GPU")

@@ -1,10 +1,13 @@
 """Cores, memory and devices of this machine, and threads on it."""
 
+import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,6 +101,24 @@ def free_on_device() -> int | None:
     device = first_device()
     stats = device.memory_stats() if device.platform != "cpu" else None
     return stats["bytes_limit"] - stats["bytes_in_use"] if stats else None
+
+
+@cache
+def gpu_memory() -> tuple[int, ...]:
+    """Return the bytes that JAX would take of each GPU of this machine; empty if it finds none.
+
+    Another process asks, so that this one takes no memory of a GPU.
+    """
+    if importlib.util.find_spec("jax_plugins") is None:  # JAX was installed without support for a GPU
+        return ()
+    code = (
+        "import jax; print(*(d.memory_stats()['bytes_limit'] for d in jax.devices() if d.platform == 'gpu'))"
+    )
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    asked = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    return tuple(map(int, asked.stdout.split()))
 
 
 def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:

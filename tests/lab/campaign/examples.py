@@ -20,7 +20,7 @@ RUNS = ("catch-popart-0", "catch-popart-1", "catch-popart-2")
 
 OPTIONS = ["--games", "catch", "--agents", "popart", "--seeds", "3", "--frames", "24000", "--num-envs", "16",
            "--evaluate-every", "12000", "--log-every", "3000", "--replay-size", "5000", "--workers", "2",
-           "--cores", "1", "--retry-after", "0.5"]  # fmt: skip
+           "--gpus", "0", "--cores", "1", "--retry-after", "0.5"]  # fmt: skip
 
 OFTEN = ["--checkpoint-every", "0.5"]
 

@@ -9,7 +9,7 @@ import popart
 from popart.lab.campaign import versions
 from popart.lab.campaign.config import MachineOptions, Plan, Start
 from popart.lab.campaign.folder import Folder, members_of
-from popart.lab.campaign.planning import fleets, makespan
+from popart.lab.campaign.planning import fleets, makespan, room
 from popart.lab.campaign.run import opened
 from popart.lab.checks import LabError
 from popart.lab.cli import main
@@ -41,12 +41,33 @@ def test_fleets_fit_into_memory_and_are_enough_for_all_workers() -> None:
         m.name for m in atari.train().members()
     )
     assert all(sum(m.replay_size * 7067 + 180e6 for m in fleet) < 0.75 * 141e9 for fleet in planned)
-    one = small(Path("x"), machines=MachineOptions(memory=4))  # not the free memory of this machine
+    one = small(Path("x"), machines=MachineOptions(gpus=0, memory=4))  # not the free memory of this machine
     assert [len(f) for f in fleets(one, members_of(one.train()))] == [3]
-    two = small(Path("x"), machines=MachineOptions(workers=2, memory=4))
+    two = small(Path("x"), machines=MachineOptions(workers=2, gpus=0, memory=4))
     assert [len(f) for f in fleets(two, members_of(two.train()))] == [2, 1]
-    many = small(Path("x"), machines=MachineOptions(workers=9, memory=4))
+    many = small(Path("x"), machines=MachineOptions(workers=9, gpus=0, memory=4))
     assert [len(f) for f in fleets(many, members_of(many.train()))] == [1, 1, 1]
+
+
+def test_a_campaign_uses_the_gpus_of_this_machine_and_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As popart train does. Those of a cluster are not known here, and have to be given."""
+    found = (50 * 10**9, 40 * 10**9)
+    for module in ("machine", "campaign.planning"):
+        monkeypatch.setattr(f"popart.lab.{module}.gpu_memory", lambda: found)
+    here = Plan(games=("pong",))
+    assert (here.gpus, here.at_once, here.train().device) == (2, 2, "gpu")
+    assert (room(here).arrays, room(here).on_gpu) == (40 * 10**9, True)
+    assert room(Plan(machines=MachineOptions(gpus=8))).arrays == 40 * 10**9
+    assert room(Plan(machines=MachineOptions(memory=100))).arrays == 75 * 10**9
+    for on_cpus in (Plan(machines=MachineOptions(gpus=0)), Start(ray="auto"), Start(slurm=True)):
+        assert (on_cpus.gpus, on_cpus.at_once, on_cpus.train().device) == (0, 1, "cpu")
+        assert not room(on_cpus).on_gpu
+    found = ()
+    assert (here.gpus, here.train().device) == (0, "cpu")
+    with pytest.raises(
+        LabError, match=r"gpus is 8 and memory is not given, .*; give --memory, the memory of"
+    ):
+        room(Plan(machines=MachineOptions(gpus=8)))
 
 
 def test_the_time_of_a_campaign_is_that_of_its_last_machine() -> None:
@@ -119,7 +140,7 @@ def test_a_changed_source_is_another_version(tmp_path: Path, monkeypatch: pytest
         (["plan", "--seeds", "0"], ["seeds is 0; it must be 1 or more"]),
         (["plan", "--workers", "0"], ["workers is 0; it must be 1 or more"]),
         (["plan", "--memory", "-1"], ["memory is -1.0; it must be positive"]),
-        (["plan", "--gpus", "2"], ["give --memory, the memory of each GPU in GB"]),
+        (["plan", "--gpus", "-1"], ["gpus is -1; it must be 0 or more"]),
         (["start", "--ray", "auto", "--slurm"], ["--ray and --slurm are both given"]),
         (["start", "--sbatch", "time=1"], ["sbatch is 'time=1', which needs --slurm"]),
         (["start", "--tries", "0"], ["tries is 0"]),

@@ -29,27 +29,23 @@ class MachineOptions:
     workers: Annotated[int | None, _hint("INT", "the number of --gpus, otherwise 1")] = None
     """Number of fleets that train at the same time: processes of this machine, or machines of a cluster."""
 
-    gpus: int = 0
+    gpus: Annotated[int | None, _hint("INT", "those of this machine; 0 with --ray or --slurm")] = None
     """Number of GPUs of all machines together; each fleet uses one. 0: fleets train on CPUs."""
 
     cores: Annotated[int | None, _hint("INT", "those of this machine, shared by --workers")] = None
     """Number of CPU cores for each fleet."""
 
-    memory: Annotated[float | None, _hint("FLOAT", "the free memory here, shared by --workers")] = None
-    """Memory for each fleet in GB: GPU memory with --gpus, otherwise machine memory."""
+    memory: Annotated[
+        float | None, _hint("FLOAT", "that of a GPU here; without GPUs the free memory, shared by --workers")
+    ] = None
+    """Memory for each fleet in GB: that of a GPU, or without GPUs that of the machine."""
 
     def __post_init__(self) -> None:
-        check_whole("gpus", self.gpus, 0)
-        for name in ("workers", "cores"):
+        for name, least in (("workers", 1), ("gpus", 0), ("cores", 1)):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
+                check_whole(name, getattr(self, name), least)
         if self.memory is not None:
             check_positive("memory", self.memory)
-
-    @property
-    def at_once(self) -> int:
-        """Return the number of fleets that train at the same time."""
-        return self.workers or self.gpus or 1
 
 
 @dataclass(frozen=True)
@@ -82,10 +78,25 @@ class Campaign:
             check_names("games", self.games, (*ATARI, *SMALL))
         check_agents("agents", self.agents)
         check_whole("seeds", self.seeds, 1)
-        self.train()
+        self._train("auto")
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs of all machines together."""
+        from popart.lab.machine import gpu_memory
+
+        return len(gpu_memory()) if self.machines.gpus is None else self.machines.gpus
+
+    @property
+    def at_once(self) -> int:
+        """Return the number of fleets that train at the same time."""
+        return self.machines.workers or self.gpus or 1
 
     def train(self) -> Train:
         """Return the options of `popart train` for all runs."""
+        return self._train("gpu" if self.gpus else "cpu")
+
+    def _train(self, device: Literal["auto", "cpu", "gpu"]) -> Train:
         return Train(
             self.games,
             self.agents,
@@ -95,7 +106,7 @@ class Campaign:
             self.learning,
             self.schedule,
             self.record,
-            device="gpu" if self.machines.gpus else "cpu",
+            device=device,
             out=self.out,
         )
 
@@ -148,6 +159,11 @@ class Start(Campaign):
             raise ValueError("--ray and --slurm are both given; give one of them, or none to train here")
         if self.sbatch and not self.slurm:
             raise ValueError(f"sbatch is {' '.join(self.sbatch)!r}, which needs --slurm")
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs of all machines together; those of a cluster are not known here."""
+        return super().gpus if self.engine == "here" else self.machines.gpus or 0
 
     @property
     def engine(self) -> Literal["here", "ray", "slurm"]:

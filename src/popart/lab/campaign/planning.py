@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from popart.lab.budget import duration
 from popart.lab.campaign.config import Campaign
 from popart.lab.checks import LabError
-from popart.lab.machine import cores, free_memory
+from popart.lab.machine import cores, free_memory, gpu_memory
 from popart.lab.progress import quantity
 from popart.lab.tables import console, print_table
 from popart.lab.train import plan
@@ -19,24 +19,27 @@ GPU_SHARE = 0.75
 
 def room(campaign: Campaign) -> Room:
     """Return the memory of each machine."""
-    machines = campaign.machines
-    here = free_memory() // machines.at_once
-    given = None if machines.memory is None else int(machines.memory * 1e9)
-    if not machines.gpus:
-        return Room(given or here, "memory", given or here)
-    if given is None:
-        raise LabError("gpus is given, but not memory; give --memory, the memory of each GPU in GB")
-    return Room(int(GPU_SHARE * given), "the GPU's memory", given)
+    memory = campaign.machines.memory
+    given = None if memory is None else int(memory * 1e9)
+    host = given or free_memory() // campaign.at_once
+    if not campaign.gpus:
+        return Room(host, "memory", host)
+    if given is None and not gpu_memory():
+        raise LabError(
+            f"gpus is {campaign.gpus} and memory is not given, and JAX finds no GPU here; give --memory, the "
+            "memory of each GPU in GB"
+        )
+    return Room(int(GPU_SHARE * given) if given else min(gpu_memory()), "the GPU's memory", host)
 
 
 def cores_each(campaign: Campaign) -> int:
     """Return the cores for each fleet."""
-    return campaign.machines.cores or max(1, cores() // campaign.machines.at_once)
+    return campaign.machines.cores or max(1, cores() // campaign.at_once)
 
 
 def fleets(campaign: Campaign, members: Sequence[Member]) -> list[list[Member]]:
     """Group members into fleets that fit into memory, with at least one fleet per worker."""
-    return plan.fleets(members, room(campaign), campaign.machines.at_once)
+    return plan.fleets(members, room(campaign), campaign.at_once)
 
 
 def seconds(campaign: Campaign, fleet: Sequence[Member]) -> float:
@@ -57,17 +60,17 @@ def show(campaign: Campaign, planned: Sequence[Sequence[Member]]) -> None:
     """Print the runs, fleet by fleet, with memory and time, and the time of all on the machines given."""
     members = [member for fleet in planned for member in fleet]
     times = [seconds(campaign, fleet) for fleet in planned]
-    machines, each = campaign.machines, cores_each(campaign)
+    each = cores_each(campaign)
     print_table(
         _heading(members),
         [_row(i + 1, fleet, time) for i, (fleet, time) in enumerate(zip(planned, times, strict=True))],
     )
-    where = _counted(machines.gpus, "GPU") if machines.gpus else "CPUs"
-    total = duration(makespan(times, machines.at_once))
+    where = _counted(campaign.gpus, "GPU") if campaign.gpus else "CPUs"
+    total = duration(makespan(times, campaign.at_once))
     frames = quantity(float(sum(member.frames for member in members)))
     console().print(
         f"{_counted(len(members), 'run')}, {_counted(len(planned), 'fleet')}, {frames} frames: ~{total} on "
-        f"{where} with {_counted(each, 'core')} for each fleet, {_counted(machines.at_once, 'fleet')} at a "
+        f"{where} with {_counted(each, 'core')} for each fleet, {_counted(campaign.at_once, 'fleet')} at a "
         "time. Nothing was started.",
         highlight=False,
         soft_wrap=True,

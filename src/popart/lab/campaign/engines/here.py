@@ -35,8 +35,8 @@ class Here:
     def __init__(self, campaign: Folder, command: Start) -> None:
         self._path, self._tries = campaign.path, command.tries
         self._all = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
-        at_once = command.machines.at_once
-        gpus = _gpus(command.machines.gpus)
+        at_once = command.at_once
+        gpus = _gpus(command.gpus)
         self._slots = [
             _Slot(_share(sorted(self._all), at_once, i, command.machines.cores), _gpu(gpus, i))
             for i in range(at_once)

@@ -39,7 +39,7 @@ class RayEngine:
         self._ray: Any = connect(str(command.ray))
         self._path, self._tries = campaign.path.absolute(), command.tries
         self._nodes = self._checked(campaign)
-        gpus = 1 if command.machines.gpus else 0
+        gpus = 1 if command.gpus else 0
         self._needs = {"CPU": cores, "GPU": gpus}
         self._task = self._ray.remote(
             num_cpus=cores,

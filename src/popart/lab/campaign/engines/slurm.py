@@ -107,7 +107,7 @@ def script(campaign: Folder, command: Start, left: list[int]) -> str:
         "signal": f"B:TERM@{WARNING}",
         "cpus-per-task": str(cores_each(command)),
     }
-    if command.machines.gpus:
+    if command.gpus:
         options["gpus-per-task"] = "1"
     for option in command.sbatch:
         name, _, value = option.removeprefix("--").partition("=")
