@@ -571,6 +571,18 @@ def test_a_head_in_half_precision_gives_values_in_float32(kind: str, dtype: torc
     assert out.abs().max() > 1e6
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["one scale", "per output", "dense", "dueling"])
+def test_normalised_outputs_in_half_precision_are_denormalised_in_float32(
+    kind: str, dtype: torch.dtype
+) -> None:
+    head, shape = make(kind)
+    head.to(dtype)
+    head.update(targets(shape, size=1e6))
+    h = H.to(dtype)
+    torch.testing.assert_close(head.denormalize(head.normalized(h)), head(h))
+
+
 def test_a_conversion_to_half_precision_loses_nothing_of_scale_and_shift() -> None:
     head = PopArt(8, 3, FAST)
     head.update(targets(size=1e6))
