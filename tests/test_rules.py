@@ -313,3 +313,11 @@ def test_an_update_of_numpy_makes_at_most_60_calls() -> None:
         state = new
     assert {"update", "affine", "preserve"} <= set(calls)
     assert len(calls) <= 60
+
+
+@pytest.mark.parametrize("size", [1e155, 1e300])
+def test_float64_targets_beyond_float32_are_left_out_without_a_warning(size: float) -> None:
+    rule = popart.Moments()
+    state = rule.update(rule.init(like=np.float32(0)), np.array([1.0, 3.0, size]))
+    assert state.counts.tolist() == [1, 1]
+    assert float(rule.affine(state).shift) == 2.0

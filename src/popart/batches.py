@@ -136,7 +136,7 @@ def checked_batch(
     if not len(y):  # one target that does not count stands for none
         y, share = (asarray(xp, xp.zeros(size), y.dtype, like) for size in ((1, *one), (1,) * y.ndim))
         index = None if index is None else cast(share.reshape(1), index.dtype)
-    elif xp is np and share is None and across is None and _are_finite(y, wide):
+    elif xp is np and share is None and across is None and are_finite(y, wide):
         n = len(y)
         if index is not None:
             n = np.bincount(index, minlength=tasks).reshape((tasks, *(1,) * len(one)))
@@ -169,7 +169,7 @@ def _sifted(batch: Batch, is_count: bool, event_axes: int) -> Batch:
     return batch._replace(y=xp.where(share > 0, y, 0.0), share=share, weight=weight, skipped=skipped)
 
 
-def _are_finite(y: Array, wide: bool) -> bool:
+def are_finite(y: Array, wide: bool) -> bool:
     """Return whether all of NumPy's targets are known to be finite: the sum of their squares is."""
     with np.errstate(over="ignore", invalid="ignore"):  # then each is checked
         return bool(sum_of_squares(y.reshape(-1)) < (FLOAT32_MAX**2 if wide else math.inf))

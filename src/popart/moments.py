@@ -19,7 +19,7 @@ import numpy as np
 
 from popart._arrays import Array, asarray, cast, eps_of, eye, is_numpy, namespace, sum_of_squares
 from popart.affine import Affine
-from popart.batches import FLOAT32_MAX, Batch
+from popart.batches import Batch, are_finite
 from popart.correspondence import check_std
 from popart.numerics import EPS, accumulate, divide, joined, split, unit, widened
 from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, zeros
@@ -100,12 +100,12 @@ class Moments(Rule[MomentsState]):
         Return None for other arrays, targets that are not finite, and a step that is a function.
         """
         counts, moments = state
-        if not (is_numpy(moments) and is_numpy(targets) and getattr(targets, "size", 0)):
+        if not (isinstance(moments, np.ndarray) and is_numpy(targets) and getattr(targets, "size", 0)):
             return None
         if moments.shape != (4,) or moments.dtype != np.float32 or callable(self.beta):
             return None
         y, count = targets.astype(np.float64).reshape(-1), int(counts[0])
-        if not (sum_of_squares(y) < FLOAT32_MAX**2 and count < COUNT_MAX):
+        if count >= COUNT_MAX or not are_finite(y, wide=True):
             return None
         mean = 0.0 if self.symmetric else float(y.sum()) / len(y)
         new = mean, math.sqrt(sum_of_squares(y - mean) / len(y))
