@@ -100,7 +100,7 @@ class Moments(Rule[MomentsState]):
         Return None for other arrays, targets that are not finite, and a step that is a function.
         """
         counts, moments = state
-        if not (isinstance(moments, np.ndarray) and is_numpy(targets) and getattr(targets, "size", 0)):
+        if not (isinstance(state.moments, np.ndarray) and is_numpy(targets) and getattr(targets, "size", 0)):
             return None
         if moments.shape != (4,) or moments.dtype != np.float32 or callable(self.beta):
             return None
