@@ -26,9 +26,11 @@ from popart.lab.machine import cores
 def measured(game: str, fleets: int, frames: int, workers: int, folder: Path) -> tuple[float, float]:
     """Train a new campaign; return the seconds that it took, and those of its CPUs."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        planned = MachineOptions(workers=fleets, gpus=0)  # planned fleets stay the same for any number of workers
+        # Planned fleets stay the same for any number of workers.
+        planned = MachineOptions(workers=fleets, gpus=0)
         opened(Start((game,), ("popart",), fleets, frames, Path(out), planned))
-        settings = {"games": game, "agents": "popart", "seeds": fleets, "frames": frames, "gpus": 0, "out": out}
+        settings = {"games": game, "agents": "popart", "seeds": fleets, "frames": frames}
+        settings |= {"gpus": 0, "out": out}
         options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, "-m", "popart", "campaign", "start", *options, "--workers", str(workers)]
         cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
