@@ -761,7 +761,8 @@ def test_targets_that_do_not_fit_the_statistics_are_named_wherever_they_are_give
 
 
 def test_an_identity_is_reset_to_an_identity() -> None:
-    for settings in ({}, {"heads": 2}, {"bias": False}):
+    cases: list[dict[str, Any]] = [{}, {"heads": 2}, {"bias": False}]
+    for settings in cases:
         head = PopArt.identity(3, FAST, **settings)
         head.update(targets(head.state.counts.shape[1:]))
         with torch.no_grad():
