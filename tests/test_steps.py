@@ -1,12 +1,15 @@
-"""What a step size of 1/t averages, and what it does not."""
+"""What a step size of 1/t averages, and what it does not, and the first step of a debiased average."""
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import popart
 
@@ -47,3 +50,11 @@ def test_the_steps_on_the_page_average_all_targets_of_batches_of_different_sizes
     exec(code, names)
     found = after(names["art"], names["sizes"].tolist())
     np.testing.assert_allclose([found.shift, found.scale], [Y.mean(), Y.std()], rtol=1e-12)
+
+
+@pytest.mark.parametrize("convert", [float, int, np.float64, np.float32, jnp.float32, torch.tensor])
+def test_the_first_debiased_step_is_exactly_one(convert: Callable[[float], Any]) -> None:
+    """So that nothing remains of an initial value: 1 - 2⁻⁵³ of it would be a standard deviation of 10⁻⁸."""
+    for beta in np.random.default_rng(0).uniform(0, 1, 1000).tolist():
+        first, second = (float(popart.debiased(beta)(convert(t))) for t in (1, 2))
+        assert first == 1 > second

@@ -54,12 +54,14 @@ class debiased:
 
 
 def _debias(beta: float, t: Array) -> Array:
+    """Return the debiased step; the first one is exactly 1."""
     if is_numpy(beta) and beta == 1:
         return 1 + 0 * t
     log = math.log1p(-beta) if is_numpy(beta) else namespace(beta).log1p(-beta)
-    if type(t) is float and type(log) is float:
-        return min(beta / -math.expm1(t * log), 1.0)
-    return (beta / -namespace(t).expm1(t * log)).clip(None, 1.0)
+    if type(t) in (int, float) and type(log) is float:
+        return beta / -math.expm1(t * log) if t > 1 else 1.0
+    xp = namespace(t)
+    return xp.where(t > 1, beta / -xp.expm1(t * log), 1.0)
 
 
 def check_beta(beta: float) -> None:
