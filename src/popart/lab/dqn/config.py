@@ -35,6 +35,9 @@ class AgentConfig:
     learning_rate: float = 1e-4
     """Learning rate α of the network."""
 
+    rmsprop_epsilon: float = 0.01
+    """ε inside RMSProp's root, for gradients that are summed over a batch, as DQN's are."""
+
     initial_weights: Literal["dqn", "he"] = "dqn"
     """Initialisation of the network: DQN's, or that of He et al. (`networks.he`)."""
 

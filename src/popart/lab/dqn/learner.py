@@ -212,10 +212,10 @@ def _norm(tree: Any) -> jax.Array:
 
 
 def _optimizer(config: AgentConfig) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer. DQN sums over the batch and adds 0.01 inside the root; here it is the mean."""
+    """Return the optimizer, for gradients that are means over the batch."""
     if config.optimizer == "adam":
         inner = optax.adam(config.learning_rate, eps=1.5e-4)
     else:
-        epsilon = 0.01 / config.batch**2
+        epsilon = config.rmsprop_epsilon / config.batch**2
         inner = optax.rmsprop(config.learning_rate, 0.95, epsilon, centered=True, eps_in_sqrt=True)
     return popart.jax.rescale_optimizer(inner, lambda params: params["head"])

@@ -15,7 +15,7 @@ from popart.lab.dqn.config import SMALL_SCHEDULE, AgentConfig
 from popart.lab.dqn.methods import config_of
 from popart.lab.envs.games import GAMES
 from popart.lab.envs.small import Game
-from popart.lab.experiments.reward_scale.training import Training, advance, init
+from popart.lab.experiments.reward_scale.training import State, Training, advance, init
 from popart.lab.machine import free_on_device
 
 LAST = 0.2
@@ -98,24 +98,24 @@ def _program(
     seed: jax.Array,
 ) -> jax.Array:
     config = replace(config_of(method, GAMES[game].reach), learning_rate=rate)
-    return _return(Training(steps=steps), config, game, scale, seed, case)
+    return trained(Training(steps=steps), config, game, scale, seed, case)[1]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _random_program(game: str, steps: int, seed: jax.Array) -> jax.Array:
     training = Training(steps=steps, schedule=replace(SMALL_SCHEDULE, warm_up=2 * steps))
-    return _return(training, config_of("unclipped", GAMES[game].reach), game, jnp.ones(()), seed)
+    return trained(training, config_of("unclipped", GAMES[game].reach), game, jnp.ones(()), seed)[1]
 
 
-def _return(
+def trained(
     training: Training,
     config: AgentConfig,
     game: str,
     scale: jax.Array,
     seed: jax.Array,
     case: jax.Array | int = 0,
-) -> jax.Array:
-    """Train an agent, and return the mean score of its last episodes, in the game's own units."""
+) -> tuple[State, jax.Array]:
+    """Train an agent; return it, and the mean score of its last episodes in the game's own units."""
     world, rounds = Game(GAMES[game].name), training.steps // training.environments
 
     def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
@@ -127,4 +127,4 @@ def _return(
     state = init(training, config, world, jax.random.key(seed))
     zero = jnp.zeros(()), jnp.zeros((), jnp.int32)
     (state, total, count), _ = jax.lax.scan(step, (state, *zero), jnp.arange(rounds))
-    return jnp.where(count > 0, total / jnp.maximum(count, 1), state.scores.mean())
+    return state, jnp.where(count > 0, total / jnp.maximum(count, 1), state.scores.mean())
