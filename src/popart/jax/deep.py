@@ -16,7 +16,7 @@ def normalized_linear(head: Tree, h: Array, affine: Affine) -> Array:
 
     Only the gradient that goes to h and the layers below is normalised:
     $(\Sigma^{-1} W)^\top \Sigma^{-1} \delta$ instead of $W^\top \delta$. W and b have their usual gradients.
-    With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ this learns what Pop-Art learns
+    With SGD on the squared loss $\frac12 \|W h + b - Y\|^2$ it learns the same as Pop-Art
     (Proposition 3), for any scale: one number, one per output, or dense.
     """
     (layer,), leaves, _ = open_head(head)
