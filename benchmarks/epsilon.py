@@ -1,12 +1,12 @@
 """How the ε of RMSProp changes what is learned, with and without preserved outputs.
 
-Double DQN learns one of MinAtar's games as in `popart scale`, with DQN's ε and with smaller ones. Measured at
-the end of training are the return of the last fifth, the value of the greedy actions, the norm of the weights
-of the last layer, and the root mean square of the body's gradients in units of √ε. RMSProp divides gradients
-far below √ε by √ε, and not by their size.
+Double DQN learns one of MinAtar's games as in `popart scale`, with DQN's ε of 0.01 and with others. Measured
+at the end of training are the return of the last fifth, the value of the greedy actions, the norm of the
+weights of the last layer, and the root mean square of the body's gradients in units of √ε. RMSProp divides
+gradients far below √ε by √ε, and not by their size.
 
-    python -m benchmarks.epsilon
-    python -m benchmarks.epsilon results/epsilon_asterix.csv --game asterix --steps 300000
+    python -m benchmarks.epsilon                    # results/epsilon.csv
+    python -m benchmarks.epsilon --game asterix     # results/epsilon_asterix.csv
 """
 
 import argparse
@@ -34,7 +34,12 @@ from popart.lab.experiments.reward_scale.training import Training, network_for
 from popart.lab.intervals import iqm, over_seeds
 from popart.lab.machine import cores
 
-NAMES = ("unclipped", "art", "popart")
+STUDIES = {
+    "space_invaders": (30_000, 20, ("unclipped", "art", "popart"), (1e-2, 1e-4, 1e-6), (1e-3, 3e-3)),
+    "asterix": (300_000, 10, ("unclipped", "popart"), (1e-4, 1e-2, 1.0, 100.0), (1e-4, 1e-3)),
+}
+"""For each game the steps of an agent, the random seeds, methods, values of ε and learning rates."""
+
 UPDATES, OBSERVATIONS = 200, 1000
 """Updates after training over which gradients are averaged, and observations whose values are averaged."""
 
@@ -64,24 +69,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("path", nargs="?", type=Path, default=Path("results/epsilon.csv"), metavar="CSV")
-    parser.add_argument("--game", choices=list(GAMES), default="space_invaders")
-    parser.add_argument("--steps", type=int, help="steps of each agent (default: the game's)")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[1e-2, 1e-4, 1e-6])
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3], help="learning rates")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("path", nargs="?", type=Path, metavar="CSV")
+    parser.add_argument("--game", choices=list(STUDIES), default="space_invaders")
     options = parser.parse_args()
-    epsilons: list[float] = options.epsilons
-    rates: list[float] = options.rates
-    steps = options.steps or GAMES[options.game].steps
-    cases = list(product(NAMES, epsilons, rates))
+    game: str = options.game
+    suffix = "" if game == "space_invaders" else f"_{game}"
+    path: Path = options.path or Path(f"results/epsilon{suffix}.csv")
+    steps, seeds, *choices = STUDIES[game]
+    cases: list[tuple[str, float, float]] = list(product(*choices))
 
     def train(agent: tuple[tuple[str, float, float], int]) -> tuple[float, ...]:
         (name, epsilon, rate), seed = agent
-        found = program(name, epsilon, options.game, steps)(jnp.asarray(rate), jnp.asarray(seed))
+        found = program(name, epsilon, game, steps)(jnp.asarray(rate), jnp.asarray(seed))
         return tuple(map(float, found))
 
-    agents = list(product(cases, range(options.seeds)))
+    agents = list(product(cases, range(seeds)))
     with ThreadPoolExecutor(cores()) as pool:
         done = list(track(pool.map(train, agents), description="Training", total=len(agents)))
     rows = []
@@ -90,8 +92,7 @@ def main() -> None:
         medians = (f"{x:.3g}" for x in np.median(found[:, 1:], 0))
         rows.append((METHODS[name], f"{epsilon:g}", f"{rate:g}", score, *medians))
     header = ("method", "ε", "learning rate", "return", "value", "norm of the last layer", "gradient / √ε")
-    settings = {"game": options.game, "steps": steps, "seeds": options.seeds}
-    publish(options.path, header, rows, "epsilon", "CPU", sections=1, **settings)
+    publish(path, header, rows, "epsilon", "CPU", sections=1, game=game, steps=steps, seeds=seeds)
 
 
 if __name__ == "__main__":

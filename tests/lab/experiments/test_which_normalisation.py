@@ -1,6 +1,7 @@
 """The numbers and claims of `docs/explanation/which-normalisation.md` are those of the results."""
 
 import re
+from dataclasses import fields
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -12,11 +13,12 @@ from popart.lab.analysis import Page
 from popart.lab.dqn.methods import config_of, method
 from popart.lab.envs.games import GAMES
 from popart.lab.experiments.reward_scale.comparison import Comparison, estimate, read
-from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, RATE, SCALES
+from popart.lab.experiments.reward_scale.config import CASES, METHODS, QUICK, RATE, SCALES, Scale
 from popart.lab.experiments.reward_scale.guide import better_than_popart, guide
 from popart.lab.files import read_table
 from popart.lab.intervals import Interval, iqm, over_seeds
 from popart.lab.manifest import read_manifest
+from popart.lab.runs import command_line
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results" / "lab"
@@ -83,9 +85,19 @@ def test_the_page_says_what_was_run() -> None:
     alone = read_manifest(RESULTS / "methods-space-invaders")["settings"]
     assert (alone["games"], tuple(alone["scales"]), alone["seeds"]) == (["space_invaders"], SCALES, 10)
     assert tuple(alone["cases"]) == tuple(CASES)
-    for run in ("methods", "methods-changing", "methods-space-invaders"):
+    for run in ("methods", "methods-changing", "methods-space-invaders", "methods-asterix-tuned"):
         command = read_manifest(RESULTS / run)["command"]
         assert f"`{command.replace(' '.join(METHODS), 'all')}`" in PAGE.replace("\n", " ")
+
+
+@pytest.mark.parametrize("run", sorted(path.name for path in RESULTS.glob("methods*")))
+def test_a_stored_run_can_be_extended_with_its_own_command(run: str) -> None:
+    manifest = read_manifest(RESULTS / run)
+    stored: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in manifest["settings"].items()
+    }
+    assert stored.keys() | {"out"} == {field.name for field in fields(Scale)}
+    assert manifest["command"] == command_line("scale", Scale(**stored, out=Path("results/lab") / run))
 
 
 def asterix(run: str, method: str) -> Interval:
@@ -93,15 +105,53 @@ def asterix(run: str, method: str) -> Interval:
     return estimate(found.best(("asterix", "steady", method))[0])
 
 
-@pytest.mark.parametrize("name", read_manifest(RESULTS / "methods-asterix-tuned")["settings"]["methods"])
-def test_the_table_of_asterix_has_every_method_that_was_run(name: str) -> None:
+@pytest.mark.parametrize("name", METHODS)
+def test_the_table_of_asterix_has_every_method(name: str) -> None:
     tuned = comparison("methods-asterix-tuned")
     longer = read_manifest(RESULTS / "methods-asterix")["settings"]["methods"]
     second = text(asterix("methods-asterix", name), ".2f") + " " if name in longer else ""
     first = text(asterix("methods-asterix-tuned", name), ".2f")
     assert f"| {METHODS[name]} | {first}, {tuned.chosen['asterix', 'steady', name]:g} | {second}|" in PAGE
-    if name != "popart":
-        assert asterix("methods-asterix-tuned", name).low > asterix("methods-asterix-tuned", "popart").high
+
+
+def test_methods_that_are_free_of_scale_are_the_worst_on_asterix() -> None:
+    found = {name: asterix("methods-asterix-tuned", name) for name in METHODS}
+    free = {"popart", "popart_adam", "scale_only", "adaptive_bins"}
+    assert max(found[name].value for name in free) < min(
+        found[name].value for name in METHODS if name not in free
+    )
+    pop, others = found["popart"], ("art", "unclipped", "hl_gauss")
+    numbers = [f"{x.value:.2f}" for x in (pop, *(found[name] for name in others))]
+    expected = (
+        "Pop-Art has {}, where random play has 0.50, Art without Pop {}, plain Double DQN {} and HL-Gauss {}"
+    )
+    assert expected.format(*numbers) in NOT_THE_BEST.replace("\n  ", " ")
+
+
+def test_the_table_of_epsilons_is_that_of_the_benchmark() -> None:
+    rows = [row for row in read_table(ROOT / "results" / "epsilon.csv") if row["learning rate"] == "0.001"]
+    section = PAGE.split("### RMSProp's epsilon")[1].split("\n## ")[0].replace("\n", " ")
+    for name in ("unclipped", "art", "popart"):
+        mine = [row for row in rows if row["method"] == METHODS[name]]
+        assert [row["ε"] for row in mine] == ["0.01", "0.0001", "1e-06"]
+        assert f"| {METHODS[name]} | {' | '.join(row['return'] for row in mine)} |" in section
+        assert f"{float(mine[1]['value']):.2f}" in section
+        assert mine[0]["gradient / √ε"] in section
+    art, pop = (
+        row["norm of the last layer"] for row in rows if row["ε"] == "0.01" and row["method"] != "Double DQN"
+    )
+    assert f"their norm is {pop} with Pop-Art and {art} with Art" in section
+
+
+@pytest.mark.parametrize("name", ["unclipped", "popart"])
+def test_the_table_of_epsilons_in_asterix_is_that_of_the_benchmark(name: str) -> None:
+    mine = [
+        row for row in read_table(ROOT / "results" / "epsilon_asterix.csv") if row["method"] == METHODS[name]
+    ]
+    rows = [row for row in mine if row["learning rate"] == "0.001"]
+    assert [row["ε"] for row in rows] == ["0.0001", "0.01", "1", "100"]
+    cells = [f"{row['return']} [{row['gradient / √ε']}]" for row in rows]
+    assert f"| {METHODS[name]} | {' | '.join(cells)} |" in PAGE
 
 
 def test_nobody_learns_catch_after_constant_rewards() -> None:
