@@ -85,6 +85,18 @@ def test_scaling_targets_by_a_power_of_two_changes_no_bit(k: int) -> None:
         assert torch.equal(torch.stack(units[0]) * scale, torch.stack(units[1]))
 
 
+def test_weights_are_multiplied_by_a_factor_that_is_not_rounded_to_their_precision() -> None:
+    """A rounded factor is an error that all weights have in common, and which adds up over updates."""
+    W = torch.linspace(1, 2, 1000)
+    squares = W.clone()
+    factor = torch.tensor([1 + 0.4 * 2.0**-23], dtype=torch.float64)
+    expected = [(W * factor).float(), (W * factor.square()).float()]
+    assert not torch.equal(expected[0], W)
+    kernels.LayerUpdate(factor, factor, W).apply_([(W, 1, False), (squares, 2, False)], [])
+    assert torch.equal(W, expected[0])
+    assert torch.equal(squares, expected[1])
+
+
 @pytest.mark.parametrize("make", [PopArt, DuelingPopArt])
 def test_heads_and_their_optimizers_are_in_lockstep_with_those_on_a_cpu(
     make: Any, monkeypatch: pytest.MonkeyPatch

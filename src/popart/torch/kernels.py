@@ -54,8 +54,9 @@ class LayerUpdate(NamedTuple):
 
     def apply_(self, rescaled: Sequence[Rescaled], moved: Sequence[Tensor]) -> None:
         for power in {power for _, power, _ in rescaled}:
-            tensors, factor = [x for x, each, _ in rescaled if each == power], self.factor[0]
-            torch._foreach_mul_(tensors, factor if power == 1 else factor.square())  # pyright: ignore[reportPrivateImportUsage]
+            tensors = [x for x, each, _ in rescaled if each == power]
+            factor = self.factor if power == 1 else self.factor.square()  # no scalar, which would be rounded
+            torch._foreach_mul_(tensors, [factor] * len(tensors))  # pyright: ignore[reportPrivateImportUsage]
         for bias in moved:
             torch.addcmul(self.moved, bias, self.factor, out=bias)
 
