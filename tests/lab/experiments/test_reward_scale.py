@@ -261,6 +261,27 @@ def test_a_table_with_a_row_of_something_else_is_refused(
     assert "returns.csv has a row of chess, steady, popart" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_run_that_is_killed_between_its_two_tables_writes_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "train", lambda *given: np.zeros(len(given[-1])))
+    settings = Scale(games=("catch",), methods=("popart",), tuned=True, out=tmp_path / "run")
+    write = Run.write_table
+
+    def killed(run: Run, name: str, rows: Any) -> None:
+        if name == "returns":
+            raise LabError("as if it had been killed")
+        write(run, name, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "write_table", killed)
+        with pytest.raises(LabError, match="killed"):
+            settings.run()
+    before = (settings.out / "tuning.csv").read_bytes()
+    settings.run()
+    assert (settings.out / "tuning.csv").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
