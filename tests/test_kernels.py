@@ -56,6 +56,15 @@ def test_statistics_layer_and_targets_are_in_lockstep_with_numpy(art: popart.Mom
         np.testing.assert_allclose(step.targets.numpy(), new.normalize(y), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_targets_in_half_precision_are_normalised_in_that_of_the_statistics(dtype: torch.dtype) -> None:
+    state, y = ART.init(like=torch.zeros(())), torch.linspace(1, 2, 32).to(dtype)
+    step = on_device(ART, state, (torch.zeros(()), torch.zeros(())), y)
+    expected = ART.affine(state).normalize(y)
+    assert step.targets.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(step.targets, expected)
+
+
 def test_targets_of_one_value_have_no_spread() -> None:
     state = ART.init(like=torch.zeros(()))
     y = torch.full((32,), 0.1)

@@ -100,7 +100,7 @@ def update_(
     factor = threshold(torch.addcdiv(of.zero, units[0], unit), 0.0, 1.0)
     less = torch.addcdiv(of.zero, mu, unit, value=-1)
     moved = torch.addcdiv(less, torch.where(seen, units[1], mu), unit)
-    targets = torch.addcdiv(less, y, unit, out=torch.empty_like(y))
+    targets = torch.addcdiv(less, y, unit, out=torch.empty_like(y, dtype=moments.dtype))
     torch.nan_to_num(unit[0], posinf=0.0, out=units[0])
     units[1].copy_(moments[0])
     return LayerUpdate(factor, moved, targets)
