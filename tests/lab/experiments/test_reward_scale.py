@@ -111,6 +111,15 @@ def test_as_many_agents_are_trained_together_on_a_gpu_as_fit(
     assert together[2] < 0
 
 
+def test_all_agents_are_trained_together_on_a_gpu_whose_memory_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents, "free_on_device", lambda: None)
+    agents.room.cache_clear()
+    assert agents.room() // agents.bytes_of("space_invaders", STEPS) > 1000
+    agents.room.cache_clear()
+
+
 def test_a_gpu_trains_all_cases_of_a_game_and_method_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
