@@ -139,6 +139,22 @@ def test_scaling_targets_by_a_power_of_two_changes_no_bit_with_a_limit() -> None
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_limited_too(dtype: torch.dtype) -> None:
+    """Without a limit weights in float16 would be infinite, because they would be above 65,504."""
+    for axes in ((), (1,), (3,)):
+        old, new = (popart.Affine(torch.full(axes, s), torch.zeros(axes)) for s in (1e4, 1e-2))
+        W_new, _ = popart.preserve(torch.tensor(W, dtype=dtype), None, old, new, max_norm=10.0)
+        assert norms(W_new.float()).max() == pytest.approx(10, rel=1e-2)
+
+
+def test_a_head_in_float16_takes_a_limit() -> None:
+    head = PopArt(6, 3, beta=0.5, dtype=torch.float16)
+    head.update(100 * torch.randn(64))
+    head.update(1e-4 * torch.randn(64), max_norm=1.0)
+    assert 0.5 < head.weight.float().norm(dim=1).max() <= 1.01
+
+
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])
 def test_a_limit_that_is_not_positive_is_refused(max_norm: float) -> None:
     with pytest.raises(ValueError, match="max_norm is"):

@@ -56,6 +56,15 @@ def test_statistics_layer_and_targets_are_in_lockstep_with_numpy(art: popart.Mom
         np.testing.assert_allclose(step.targets.numpy(), new.normalize(y), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_targets_in_half_precision_are_normalised_in_that_of_the_statistics(dtype: torch.dtype) -> None:
+    state, y = ART.init(like=torch.zeros(())), torch.linspace(1, 2, 32).to(dtype)
+    step = on_device(ART, state, (torch.zeros(()), torch.zeros(())), y)
+    expected = ART.affine(state).normalize(y)
+    assert step.targets.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(step.targets, expected)
+
+
 def test_targets_of_one_value_have_no_spread() -> None:
     state = ART.init(like=torch.zeros(()))
     y = torch.full((32,), 0.1)
@@ -83,6 +92,18 @@ def test_scaling_targets_by_a_power_of_two_changes_no_bit(k: int) -> None:
         assert torch.equal(steps[0].moved, steps[1].moved)
         assert torch.equal(states[0].moments * scale, states[1].moments)
         assert torch.equal(torch.stack(units[0]) * scale, torch.stack(units[1]))
+
+
+def test_weights_are_multiplied_by_a_factor_that_is_not_rounded_to_their_precision() -> None:
+    """A rounded factor is an error that all weights have in common, and which adds up over updates."""
+    W = torch.linspace(1, 2, 1000)
+    squares = W.clone()
+    factor = torch.tensor([1 + 0.4 * 2.0**-23], dtype=torch.float64)
+    expected = [(W * factor).float(), (W * factor.square()).float()]
+    assert not torch.equal(expected[0], W)
+    kernels.LayerUpdate(factor, factor, W).apply_([(W, 1, False), (squares, 2, False)], [])
+    assert torch.equal(W, expected[0])
+    assert torch.equal(squares, expected[1])
 
 
 @pytest.mark.parametrize("make", [PopArt, DuelingPopArt])

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -663,6 +664,17 @@ def test_the_settings_of_a_checkpoint_are_checked_in_every_form_of_it(form: Call
     network(np.float64(2)).load_state_dict(state)
     with pytest.raises(RuntimeError, match=r"1 was saved with std=2.0 and is loaded with std=1.0"):
         network(1.0).load_state_dict(state)
+
+
+def test_a_checkpoint_without_values_is_loaded_without_a_check_of_its_settings() -> None:
+    """Programs that plan memory load checkpoints on the device "meta", or in `FakeTensorMode`."""
+    state = {name: x.to("meta") for name, x in PopArt(8, 3, FAST).state_dict().items()}
+    with torch.device("meta"):
+        head = PopArt(8, 3, FAST)
+    head.load_state_dict(state, assign=True)
+    with FakeTensorMode():
+        head = PopArt(8, 3, FAST)
+        head.load_state_dict(head.state_dict())
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])

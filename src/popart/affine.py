@@ -179,7 +179,8 @@ def limited(
     xp, is_dense = namespace(change.moved), change.factor.ndim > change.moved.ndim
     k = xp.ones_like(change.moved)
     largest = k * HUGE  # k F, which is finite where F is not
-    for W, layout in weights:
+    for weight, layout in weights:
+        W = cast(weight, k.dtype) if weight.dtype.itemsize < 4 else weight
         norm = _largest_norm(W, layout, k)
         allowed = norm.clip(max_norm, None)
         largest = xp.minimum(largest, allowed / xp.maximum(norm, allowed / HUGE))

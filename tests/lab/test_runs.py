@@ -267,6 +267,17 @@ def test_an_unfinished_run_of_the_first_release_is_refused(
     assert (run / "manifest.json").read_bytes() == before
 
 
+def test_a_run_that_lacks_a_later_setting_has_the_value_that_was_fixed_then(tmp_path: Path) -> None:
+    settings = {"out": tmp_path / "run", "learning_rate": 1e-4}
+    with Run("train", "", settings):
+        pass
+    (tmp_path / "run" / "metrics.csv").write_text("frames\n")
+    with Run("train", "", settings | {"rmsprop_epsilon": 0.01}) as run:
+        assert run.resumed == 1
+    with pytest.raises(LabError, match="other settings"), Run("train", "", settings | {"rmsprop_epsilon": 1}):
+        pass
+
+
 def test_a_run_of_a_later_release_is_refused(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text("utf-8")) | {"format": 3}
     (run / "manifest.json").write_text(json.dumps(manifest), "utf-8")

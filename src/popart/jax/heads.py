@@ -81,14 +81,14 @@ def step(
     """
     layers, leaves, treedef = open_head(head)
     _check_bias(art, layers)
-    if index is None:
-        _check_batch(jnp.shape(targets), jnp.shape(art.affine(state).shift))
     targets = jax.lax.stop_gradient(targets)
     across = None if axis_name is None else Axis(axis_name)
 
     def small(state: Any, biases: list[Array], y: Array, mask: Array, weights: Array, index: Array) -> Any:
         """Return all results but the weights and the targets, which may be large."""
         old = art.affine(state)
+        if index is None:
+            _check_batch(jnp.shape(y), old.shift.shape)
         index = index if old.shift.ndim else None
         state = art.update(state, y, mask=mask, weights=weights, index=index, across=across)
         new = art.affine(state)

@@ -33,6 +33,9 @@ RENAMED_SETTINGS = {
 }
 """Settings of the first release, and their names today."""
 
+ADDED_SETTINGS = {"train": {"rmsprop_epsilon": 0.01}}
+"""Settings that earlier runs of an experiment lack, and the values that were fixed then."""
+
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a run, with current names of settings; its format is 1 for the first release."""
@@ -44,7 +47,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         check(manifest, Manifest, str(folder / MANIFEST))
     except LabError as error:
         raise LabError(f"{error}; {_repair(folder)}") from error
-    return manifest
+    added = ADDED_SETTINGS.get(manifest["experiment"], {})
+    return manifest | {"settings": added | manifest["settings"]}
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

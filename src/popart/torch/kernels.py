@@ -54,8 +54,9 @@ class LayerUpdate(NamedTuple):
 
     def apply_(self, rescaled: Sequence[Rescaled], moved: Sequence[Tensor]) -> None:
         for power in {power for _, power, _ in rescaled}:
-            tensors, factor = [x for x, each, _ in rescaled if each == power], self.factor[0]
-            torch._foreach_mul_(tensors, factor if power == 1 else factor.square())  # pyright: ignore[reportPrivateImportUsage]
+            tensors = [x for x, each, _ in rescaled if each == power]
+            factor = self.factor if power == 1 else self.factor.square()  # no scalar, which would be rounded
+            torch._foreach_mul_(tensors, [factor] * len(tensors))  # pyright: ignore[reportPrivateImportUsage]
         for bias in moved:
             torch.addcmul(self.moved, bias, self.factor, out=bias)
 
@@ -99,7 +100,7 @@ def update_(
     factor = threshold(torch.addcdiv(of.zero, units[0], unit), 0.0, 1.0)
     less = torch.addcdiv(of.zero, mu, unit, value=-1)
     moved = torch.addcdiv(less, torch.where(seen, units[1], mu), unit)
-    targets = torch.addcdiv(less, y, unit, out=torch.empty_like(y))
+    targets = torch.addcdiv(less, y, unit, out=torch.empty_like(y, dtype=moments.dtype))
     torch.nan_to_num(unit[0], posinf=0.0, out=units[0])
     units[1].copy_(moments[0])
     return LayerUpdate(factor, moved, targets)

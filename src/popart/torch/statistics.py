@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from popart.affine import Affine
 from popart.rules import Rule
@@ -126,7 +127,10 @@ class Statistics(nn.Module):
             missing: list[str] = rest[1]
             missing[:] = [name for name in missing if name != f"{prefix}_extra_state"]
             return
-        saved, mine = (_read(x) for x in (text, self.get_extra_state()))
+        texts = text, self.get_extra_state()
+        if not all(map(_has_values, texts)):
+            return
+        saved, mine = map(_read, texts)
         differ = sorted(key for key in saved.keys() | mine.keys() if saved.get(key) != mine.get(key))
         if differ:
             errors.append(
@@ -149,6 +153,11 @@ def _buffer_name(art: Rule[Any], field: str) -> str:
 def _plain(value: Any) -> Any:
     """Convert a setting for JSON: a number of NumPy's to one of Python's, anything else to text."""
     return value.item() if isinstance(value, np.generic) else repr(value)
+
+
+def _has_values(x: Tensor) -> bool:
+    """Return whether a tensor has values: those on the device "meta" and in `FakeTensorMode` have none."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def _read(text: Tensor) -> dict[str, Any]:

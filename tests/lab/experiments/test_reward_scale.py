@@ -111,6 +111,15 @@ def test_as_many_agents_are_trained_together_on_a_gpu_as_fit(
     assert together[2] < 0
 
 
+def test_all_agents_are_trained_together_on_a_gpu_whose_memory_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agents, "free_on_device", lambda: None)
+    agents.room.cache_clear()
+    assert agents.room() // agents.bytes_of("space_invaders", STEPS) > 1000
+    agents.room.cache_clear()
+
+
 def test_a_gpu_trains_all_cases_of_a_game_and_method_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -259,6 +268,27 @@ def test_a_table_with_a_row_of_something_else_is_refused(
         main(["scale", "--games", "catch", "--out", str(settings.out)])
     assert ended.value.code == 2
     assert "returns.csv has a row of chess, steady, popart" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_is_killed_between_its_two_tables_writes_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "train", lambda *given: np.zeros(len(given[-1])))
+    settings = Scale(games=("catch",), methods=("popart",), tuned=True, out=tmp_path / "run")
+    write = Run.write_table
+
+    def killed(run: Run, name: str, rows: Any) -> None:
+        if name == "returns":
+            raise LabError("as if it had been killed")
+        write(run, name, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "write_table", killed)
+        with pytest.raises(LabError, match="killed"):
+            settings.run()
+    before = (settings.out / "tuning.csv").read_bytes()
+    settings.run()
+    assert (settings.out / "tuning.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize(

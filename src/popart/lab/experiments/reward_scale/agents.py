@@ -1,6 +1,7 @@
 """Agents of one game and method: one program, run for all of them at once on a GPU, one by one on a CPU."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -44,8 +45,8 @@ def bytes_of(game: str, steps: int) -> float:
 
 @lru_cache(maxsize=1)
 def room() -> float:
-    """Return the bytes of a GPU's memory that agents may take."""
-    return SHARE * (free_on_device() or math.inf)
+    """Return the bytes of a GPU's memory that agents may take; without a limit if JAX does not know them."""
+    return SHARE * (free_on_device() or sys.maxsize)
 
 
 def train(

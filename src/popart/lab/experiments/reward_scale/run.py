@@ -106,6 +106,7 @@ def _write_returns(run: Run, settings: Scale) -> None:
     with progress("scale", sum(work.values()), "steps", before) as advance:
         for together, found in as_done(partial(_train, settings), _groups(todo)):
             for name, rows in zip(TABLES, found, strict=True):
+                done[name].update({cell: [] for cell in together})  # an interrupted run may have some
                 for row in rows:
                     done[name][row["game"], row["case"], row["method"]].append(row)
                 if settings.tuned or name == "returns":
