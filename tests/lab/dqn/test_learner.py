@@ -120,17 +120,19 @@ def squared_loss(
 gradient_of = jax.jit(jax.grad(squared_loss), static_argnums=1)
 
 
-def test_rmsprop_is_centred_with_epsilon_inside_the_root() -> None:
-    agent = learner.init(UNCLIPPED, NET, jax.random.key(0))
+@pytest.mark.parametrize("epsilon", [None, 1e-4])
+def test_rmsprop_is_centred_with_epsilon_inside_the_root(epsilon: float | None) -> None:
+    config = UNCLIPPED if epsilon is None else replace(UNCLIPPED, rmsprop_epsilon=epsilon)
+    agent = learner.init(config, NET, jax.random.key(0))
     g = s = np.zeros((8, 2))
     w = np.asarray(agent.params["head"]["w"], float)
     for i in range(5):
         batch = transitions(32, i)
-        y = targets(UNCLIPPED, agent, batch)
-        gradient = np.asarray(gradient_of(agent.params, UNCLIPPED, agent, batch, y)["head"]["w"], float)
+        y = targets(config, agent, batch)
+        gradient = np.asarray(gradient_of(agent.params, config, agent, batch, y)["head"]["w"], float)
         g, s = 0.95 * g + 0.05 * gradient, 0.95 * s + 0.05 * gradient**2
-        w = w - 0.01 * gradient / np.sqrt(s - g**2 + 0.01 / 32**2)
-        agent, _ = update(UNCLIPPED, agent, batch)
+        w = w - 0.01 * gradient / np.sqrt(s - g**2 + (epsilon or 0.01) / 32**2)
+        agent, _ = update(config, agent, batch)
         np.testing.assert_allclose(agent.params["head"]["w"], w, rtol=1e-4, atol=1e-6)
 
 

@@ -236,6 +236,7 @@ def test_the_command_line_of_a_run_gives_the_same_settings_when_parsed(options: 
         (["--beta", "2"], ["beta is 2.0; it must be between 0 and 1"]),
         (["--beta", "0"], ["beta is 0.0; it must be positive and finite"]),
         (["--learning-rate", "0"], ["learning_rate is 0.0; it must be positive and finite"]),
+        (["--rmsprop-epsilon", "0"], ["rmsprop_epsilon is 0.0; it must be positive and finite"]),
         (["--reward-scale", "inf"], ["reward_scale is inf; it must be positive and finite"]),
         (["--checkpoint-every", "0"], ["checkpoint_every is 0.0; it must be positive and finite"]),
         (["--optimizer", "sgd"], ["--optimizer", "rmsprop", "adam"]),

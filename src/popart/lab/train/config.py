@@ -81,6 +81,9 @@ class AgentOptions:
     ] = None
     """Learning rate α of the network."""
 
+    rmsprop_epsilon: float = 0.01
+    """ε inside RMSProp's root, for gradients that are summed over a batch. Adam has an ε of its own."""
+
     initial_weights: Literal["dqn", "he"] = "dqn"
     """Initialisation of the network: that of DQN, or that of He et al., with which it learns sooner."""
 
@@ -251,7 +254,7 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in ("epsilon", "discount", "sticky", "beta"):
         if name in given:
             check_between(name, given[name], 0, 1)
-    for name in ("beta", "reward_scale", "checkpoint_every", "learning_rate"):
+    for name in ("beta", "reward_scale", "checkpoint_every", "learning_rate", "rmsprop_epsilon"):
         if name in given:
             check_positive(name, given[name])
 
