@@ -145,13 +145,17 @@ def test_no_bias_while_the_shift_stays() -> None:
     np.testing.assert_allclose(new.denormalize(W_new @ h), old.denormalize(W @ h))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_layers_keep_their_dtype(dtype: str) -> None:
-    W, b = jnp.ones((2, 3), dtype), jnp.zeros(2, dtype)
-    W_new, b_new = popart.preserve(W, b, popart.Affine(2.0, 0.0), popart.Affine(4.0, 2.0))
+@pytest.mark.parametrize("module", [jnp, torch], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_half_precision_layers_keep_their_dtype(module: Any, name: str, dense: bool) -> None:
+    dtype, one = getattr(module, name), module.eye(2) if dense else module.ones(2)
+    W, b = module.ones((2, 3), dtype=dtype), module.zeros(2, dtype=dtype)
+    old, new = popart.Affine(2 * one, module.zeros(2)), popart.Affine(4 * one, 2 * module.ones(2))
+    W_new, b_new = popart.preserve(W, b, old, new)
     assert W_new.dtype == b_new.dtype == dtype
-    np.testing.assert_array_equal(W_new, np.full((2, 3), 0.5, dtype))
-    np.testing.assert_array_equal(b_new, np.full(2, -0.5, dtype))
+    np.testing.assert_array_equal(W_new.tolist(), np.full((2, 3), 0.5))
+    np.testing.assert_array_equal(b_new.tolist(), np.full(2, -0.5))
 
 
 @pytest.mark.parametrize("module", [np, jnp, torch], ids=lambda module: module.__name__)

@@ -293,6 +293,19 @@ def test_under_autocast_outputs_and_gradients_have_the_bits_of_those_without(kin
         assert torch.equal(without, under)
 
 
+def test_normalized_linear_takes_features_without_a_batch() -> None:
+    layer = NormalizedLinear(6, 3, FAST)
+    layer.update(targets((), 0, 1e5))
+    h = torch.randn(6)
+    found = []
+    for features in (h, h[None]):
+        values = layer(features)
+        trained = [x for x in layer.parameters() if x.requires_grad]
+        found.append([values.flatten(), *torch.autograd.grad(values.sum(), trained)])
+    for alone, in_batch in zip(*found, strict=True):
+        torch.testing.assert_close(alone, in_batch)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_normalized_linear_in_half_precision_gives_values_in_float32(dtype: torch.dtype) -> None:
     layer = NormalizedLinear(6, 3, FAST, dtype=dtype)

@@ -102,8 +102,10 @@ def eps_of(dtype: Any) -> float:
 def matmul(a: Array, b: Array) -> Array:
     """Return a @ b in the full precision of its arguments; on GPUs JAX would multiply in TF32."""
     xp = namespace(a, b)
-    exact = {} if xp is np or is_torch(xp) else {"precision": "highest"}
-    return xp.matmul(a, b, **exact)
+    if is_torch(xp):
+        dtype = xp.promote_types(a.dtype, b.dtype)
+        return cast(a, dtype) @ cast(b, dtype)
+    return a @ b if xp is np else xp.matmul(a, b, precision="highest")
 
 
 def solve(A: Array, B: Array) -> Array:

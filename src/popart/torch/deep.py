@@ -65,10 +65,10 @@ class _NormalizedLinear(Function):
         (delta,) = gradients
         h, W, scale = ctx.saved_tensors
         by_scale = Affine(scale, scale.new_zeros(scale.shape[: 1 if scale.ndim == 2 else scale.ndim]))
-        each = delta.flatten(0, -2)
+        each = delta.reshape(-1, delta.shape[-1])
         with without_autocast(h):
             down = by_scale.normalize(delta) @ by_scale.normalize(W.T).T
-            dW = each.T @ h.flatten(0, -2)
+            dW = each.T @ h.reshape(-1, h.shape[-1])
         total = each.sum(0)
         shared = ctx.bias_size is not None and ctx.bias_size != len(total)
         return (
