@@ -10,6 +10,7 @@ import pytest
 
 from popart.lab.envs.games import scores
 from popart.lab.experiments.gradient_norms.analysis import spread
+from popart.lab.experiments.reward_scale.config import METHODS
 from popart.lab.files import read_table
 from popart.lab.intervals import over_games
 from popart.lab.manifest import read_manifest
@@ -57,6 +58,10 @@ def test_runs_of_atari(run: Path) -> None:
     assert float(theirs) == pytest.approx(published, rel=0.001)
 
 
+SAME_HEAD = ("clipped", "vecnormalize", "unclipped_adam", "popart_adam")
+"""Methods of `popart scale` whose head is that of another."""
+
+
 @pytest.mark.parametrize(
     ("head", "row"),
     [
@@ -67,9 +72,21 @@ def test_runs_of_atari(run: Path) -> None:
     ],
 )
 def test_a_small_step(head: str, row: str) -> None:
-    (found,) = (r for r in read_table(ROOT / "results" / "head_small_cpu.csv") if r["head"] == head)
+    rows = read_table(ROOT / "results" / "head_small_cpu.csv")
+    (found,) = (row for row in rows if row["module"] == "torch" and row["head"] == head)
     line = f"| {row} | {found['ms per step']} | {found['ratio to linear']} | {found['quartiles']} |"
     assert line in (ROOT / "docs" / "explanation" / "speed.md").read_text("utf-8")
+
+
+def test_the_heads_of_all_methods_in_jax() -> None:
+    rows = [row for row in read_table(ROOT / "results" / "head_small_cpu.csv") if row["module"] == "jax"]
+    assert {row["head"] for row in rows} == {METHODS[name] for name in METHODS if name not in SAME_HEAD}
+    bins = ("two-hot", "HL-Gauss")
+    linear = [float(row["ratio to linear"]) for row in rows if not row["head"].startswith(bins)]
+    categorical = [float(row["ratio to linear"]) for row in rows if row["head"].startswith(bins)]
+    page = (ROOT / "docs" / "explanation" / "speed.md").read_text("utf-8")
+    assert f"at most {max(linear):.2f} times" in page
+    assert f"the categorical ones {min(categorical):.2f} to {max(categorical):.2f} times" in page
 
 
 def test_the_time_of_an_update() -> None:
