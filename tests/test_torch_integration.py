@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import io
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -675,6 +676,15 @@ def test_a_checkpoint_without_values_is_loaded_without_a_check_of_its_settings()
     with FakeTensorMode():
         head = PopArt(8, 3, FAST)
         head.load_state_dict(head.state_dict())
+
+
+@pytest.mark.parametrize("number", [0.0, 0.7, -3.0, 1e9, math.inf, math.nan])
+def test_a_checkpoint_of_numbers_of_another_program_is_loaded(number: float) -> None:
+    """Stable-Baselines3's tests put random numbers into all tensors of a checkpoint."""
+    head = PopArt(8, 3, FAST)
+    state = {name: torch.full(x.shape, number) for name, x in head.state_dict().items()}
+    head.load_state_dict(state)
+    torch.testing.assert_close(head.weight.detach(), state["weight"], equal_nan=True)
 
 
 @pytest.mark.parametrize("use_buffers", [False, True])

@@ -127,10 +127,9 @@ class Statistics(nn.Module):
             missing: list[str] = rest[1]
             missing[:] = [name for name in missing if name != f"{prefix}_extra_state"]
             return
-        texts = text, self.get_extra_state()
-        if not all(map(_has_values, texts)):
+        saved, mine = _read(text), _read(self.get_extra_state())
+        if saved is None or mine is None:
             return
-        saved, mine = map(_read, texts)
         differ = sorted(key for key in saved.keys() | mine.keys() if saved.get(key) != mine.get(key))
         if differ:
             errors.append(
@@ -155,14 +154,19 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else repr(value)
 
 
-def _has_values(x: Tensor) -> bool:
-    """Return whether a tensor has values: those on the device "meta" and in `FakeTensorMode` have none."""
-    return not (x.is_meta or isinstance(x, FakeTensor))
+def _read(text: Tensor) -> dict[str, Any] | None:
+    """Return the settings of a checkpoint, also after an average that rounded its characters.
 
-
-def _read(text: Tensor) -> dict[str, Any]:
-    """Return the settings of a checkpoint, also after an average that rounded its characters."""
-    return json.loads("".join(chr(round(x)) for x in text.tolist()))
+    Return None if there are none: tensors on the device "meta" and in `FakeTensorMode` have no values, and
+    some programs put random numbers into all tensors of a checkpoint.
+    """
+    if text.is_meta or isinstance(text, FakeTensor):
+        return None
+    try:
+        found = json.loads("".join(chr(round(x)) for x in text.flatten().tolist()))
+    except (ValueError, OverflowError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _listed(settings: dict[str, Any], names: list[str]) -> str:
