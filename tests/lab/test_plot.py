@@ -15,6 +15,7 @@ from popart.lab.manifest import read_manifest
 
 RESULTS = Path(__file__).parents[2] / "results"
 FINISHED = sorted(path.parent.relative_to(RESULTS) for path in RESULTS.glob("**/manifest.json"))
+LARGE = (Path("lab/methods"), Path("lab/methods-space-invaders"))
 FIGURES = (".png", ".svg")
 
 
@@ -27,7 +28,11 @@ def without_times(manifest: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in manifest.items() if name not in ("shown", "findings", "read")}
 
 
-@pytest.mark.parametrize("folder", FINISHED, ids=str)
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(path, marks=[pytest.mark.slow] if path in LARGE else []) for path in FINISHED],
+    ids=str,
+)
 def test_every_run_in_the_results_is_redrawn_from_its_tables(folder: Path, tmp_path: Path) -> None:
     """Without its figures and without checkpoints; tables of the run stay as they are."""
     ignored = shutil.ignore_patterns(*(f"*{suffix}" for suffix in FIGURES))
