@@ -130,7 +130,7 @@ def test_methods_that_are_free_of_scale_are_the_worst_on_asterix() -> None:
 
 def test_the_table_of_epsilons_is_that_of_the_benchmark() -> None:
     rows = [row for row in read_table(ROOT / "results" / "epsilon.csv") if row["learning rate"] == "0.001"]
-    section = PAGE.split("### RMSProp's epsilon")[1].split("\n## ")[0].replace("\n", " ")
+    section = " ".join(PAGE.split("### RMSProp's epsilon")[1].split("\n## ")[0].split())
     for name in ("unclipped", "art", "popart"):
         mine = [row for row in rows if row["method"] == METHODS[name]]
         assert [row["ε"] for row in mine] == ["0.01", "0.0001", "1e-06"]
@@ -140,6 +140,12 @@ def test_the_table_of_epsilons_is_that_of_the_benchmark() -> None:
     art, pop = (
         row["norm of the last layer"] for row in rows if row["ε"] == "0.01" and row["method"] != "Double DQN"
     )
+    with_pop, with_art = (
+        [float(row["return"].split()[0]) for row in rows if row["method"] == METHODS[name]]
+        for name in ("popart", "art")
+    )
+    ratios = [f"{mine / theirs:.2f}" for mine, theirs in zip(with_pop, with_art, strict=True)]
+    assert f"Pop-Art has {ratios[0]} of Art's return with DQN's ε and {ratios[1]} with 10⁻⁴" in section
     assert f"their norm is {pop} with Pop-Art and {art} with Art" in section
 
 
