@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -73,10 +74,7 @@ def _train(
     gone = {m.name: reason for m in left if (reason := records.given_up(m.out, campaign.started, tries))}
     if len(gone) == len(left):  # with fewer, all continue: the bits of the others depend on their number
         return _ended(number, len(members), gone)
-    for member in left:
-        records.begin(member.out)
-    with records.heartbeats([member.out for member in left], parent):
-        failures = _trained(campaign, number, members, left)
+    failures = _trained(campaign, number, members, left, parent)
     for member in left:
         if member.name not in failures:
             records.end(member.out, "finished")
@@ -95,10 +93,13 @@ def _ended(number: int, members: int, lost: dict[str, str]) -> tuple[Status, str
     return "failed", f"{len(lost)} of {members} runs of fleet {number} failed: {reasons}"
 
 
-def _trained(campaign: Folder, number: int, members: list[Member], left: list[Member]) -> dict[str, str]:
-    """Train the fleet; write a failure into the record of each run that it concerns."""
+def _trained(
+    campaign: Folder, number: int, members: list[Member], left: list[Member], parent: int | None
+) -> dict[str, str]:
+    """Train the fleet; record for each run that it began, and a failure that concerns it."""
     folders = {member.name: member.out for member in left}
-    failed = set[str]()
+    begun, failed = set[str](), set[str]()
+    writing = threading.Lock()
 
     def note(name: str, reason: str) -> None:
         failed.add(name)
@@ -106,12 +107,20 @@ def _trained(campaign: Folder, number: int, members: list[Member], left: list[Me
             records.end(folders[name], "failed", reason)
 
     def interrupted() -> None:
-        for name in folders.keys() - failed:
+        writing.acquire()  # and never released, so that no run begins after this
+        for name in begun - failed:
             with suppress(LabError):
                 records.end(folders[name], "interrupted")
 
     try:
-        with before_leaving(interrupted):  # a signal ends the process at once until it has something to save
+        with (
+            before_leaving(interrupted),  # a signal ends the process at once until it has something to save
+            records.heartbeats(list(folders.values()), parent),
+        ):
+            for name, folder in folders.items():
+                with writing:
+                    records.begin(folder)
+                    begun.add(name)
             from popart.lab.machine import use_device
             from popart.lab.train.run import train
 
@@ -123,7 +132,7 @@ def _trained(campaign: Folder, number: int, members: list[Member], left: list[Me
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-        for name in folders.keys() - failed:
+        for name in begun - failed:
             note(name, reason)
         raise LabError(reason) from error
 
