@@ -269,8 +269,20 @@ def test_a_step_size_can_be_changed_by_load_and_another_rule_is_refused(tmp_path
     model.save(tmp_path / "model")
     changed = PopArtPPO.load(tmp_path / "model", art=popart.Moments(0.5))
     assert changed.policy.value_net.art == popart.Moments(0.5)
+    assert PopArtPPO.load(tmp_path / "model", beta=0.5).policy.value_net.art == popart.Moments(0.5)
+    with pytest.raises(ValueError, match="give one of them"):
+        PopArtPPO.load(tmp_path / "model", beta=0.5, art=popart.Moments(0.5))
     with pytest.raises(RuntimeError, match="percentiles"):
         PopArtPPO.load(tmp_path / "model", art=popart.Percentiles(0.1))
+
+
+def test_a_plain_algorithm_warns_of_a_model_whose_statistics_it_does_not_update(tmp_path: Path) -> None:
+    model = make(PopArtPPO).learn(32)
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="without an algorithm of popart.sb3"):
+        plain = stable_baselines3.PPO.load(tmp_path / "model")
+    seen = model.observation_space.sample()
+    assert plain.predict(seen, deterministic=True)[0] == model.predict(seen, deterministic=True)[0]
 
 
 def test_policy_kwargs_are_compared_as_the_user_gave_them(tmp_path: Path) -> None:

@@ -708,6 +708,18 @@ def test_a_checkpoint_may_be_loaded_with_another_step_size_or_without_settings()
         other.update(targets())
 
 
+@pytest.mark.parametrize("use", ["normalized", "forward"])
+@pytest.mark.parametrize("body", [nn.Identity(), nn.Linear(8, 8)])
+@pytest.mark.parametrize("kind", [PopArt, DuelingPopArt])
+def test_the_wrong_order_is_explained_whatever_the_outputs_are(use: str, body: nn.Module, kind: Any) -> None:
+    head = kind(8, 3, FAST)
+    head.update(targets())
+    outputs = getattr(head, use)(body(H))
+    y = head.update(targets((), 1, 1e3))
+    with pytest.raises(RuntimeError, match=r"Call update\(targets\) first"):
+        (outputs[:, 0] - y).square().mean().backward()
+
+
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("use", ["normalized", "forward"])
 @pytest.mark.parametrize("body", [nn.Identity(), nn.Linear(8, 8)])

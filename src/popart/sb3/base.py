@@ -1,6 +1,6 @@
 """The base of all algorithms: settings of the statistics, and logging."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch.optim.optimizer import Optimizer
@@ -38,6 +38,13 @@ class PopArtAlgorithm(BaseAlgorithm):
                 f"or class Mine(popart.sb3.policies.{self.policy_base.__name__}, {policy.__name__})"
             )
         super().__init__(policy, env, *args, **settings)
+
+    @classmethod
+    def load(cls, path: Any, *args: Any, beta: float | None = None, **settings: Any) -> Self:
+        """Load a model as in Stable-Baselines3; `beta` or `art` takes the place of the saved one."""
+        if beta is not None:
+            settings["art"] = chosen_rule(settings.get("art"), beta)
+        return super().load(path, *args, **settings)
 
     def _setup_model(self) -> None:
         """Make buffers and networks; `policy_kwargs` is not changed, because `load` compares it."""

@@ -5,6 +5,7 @@ They have the arguments of the policies of Stable-Baselines3 that they are named
 that measures targets. A policy of your own becomes one by inheritance: `class Mine(PopArtSACPolicy, Theirs)`.
 """
 
+import warnings
 from typing import Any
 
 from stable_baselines3.common import policies as common
@@ -26,6 +27,12 @@ class PopArtPolicy(BasePolicy):
     art: Rule[Any]
 
     def __init__(self, *args: Any, art: Rule[Any] | None = None, **settings: Any) -> None:
+        if art is None:
+            warnings.warn(
+                f"{type(self).__name__} is used without an algorithm of popart.sb3, such as PopArtPPO: only "
+                "these update its statistics. It can predict, but must not be trained",
+                stacklevel=2,
+            )
         self.art = Moments() if art is None else art
         check_rule(self.art)
         if is_dense(self.art):

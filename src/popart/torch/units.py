@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.optimizer import Optimizer
 
 from popart.affine import Affine, Change, change_of, limited
-from popart.torch import checks, optimizers
+from popart.torch import checks, optimizers, order
 from popart.torch.base import Head, Layer, LayerChange, as_numpy, without_autocast
 from popart.torch.losses import Loss, are_finite, like_targets, mean_loss
 from popart.torch.numbers import Near
@@ -140,7 +140,10 @@ class NormalizedUnits(Head):
             g = g.to(scale.dtype)
         if not torch.compiler.is_compiling() and self._calls < CALLS_WITHOUT_UPDATE:
             self._count_call()
-        return self._map(g, scale, shift) if self._shape else torch.addcmul(shift, g, scale)
+        outputs = self._map(g, scale, shift) if self._shape else torch.addcmul(shift, g, scale)
+        if outputs.requires_grad:
+            order.watch(self, outputs, g)
+        return outputs
 
     def _map(self, g: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return torch.addcmul(shift, g, scale)
