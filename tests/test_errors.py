@@ -18,7 +18,7 @@ BETA_RULES = [popart.Moments, popart.Covariance, popart.Percentiles, popart.Expe
 RATIO_RULES = [popart.Percentiles, popart.Expectiles, popart.reference.OrderStatistics]
 
 
-@pytest.mark.parametrize("beta", [0, -0.1, 1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("beta", [0, -0.1, 1.5, float("nan"), float("inf"), "0.1"])
 def test_beta_must_be_in_0_1(beta: float) -> None:
     for make in (*BETA_RULES, popart.constant, popart.debiased, popart.correspondence.bound):
         with pytest.raises(ValueError, match=rf"beta is {beta!r}; it must be in \(0, 1\]"):
@@ -70,6 +70,18 @@ def test_std_must_be_positive(s: float) -> None:
 def test_settings_are_checked_when_they_are_made(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_shape_must_be_a_tuple() -> None:
+    with pytest.raises(TypeError, match=r"shape is 3; it must be a tuple, such as \(3,\)"):
+        popart.Moments().init(3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray])
+def test_weights_that_cannot_be_rescaled_are_refused(asarray: Any) -> None:
+    units = popart.Affine(1.0, 0.0), popart.Affine(2.0, 0.0)
+    with pytest.raises(ValueError, match=r"weight has dtype int.*; it must be of floats"):
+        popart.preserve(asarray(np.full((1, 3), 7)), asarray(np.ones(1)), *units)
 
 
 def test_order_statistics_of_replicas_are_refused() -> None:

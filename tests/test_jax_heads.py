@@ -211,6 +211,36 @@ def test_what_is_no_linear_layer_is_refused() -> None:
         pj.init(ART, dueling(), per_output=True)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "bias", "message"),
+    [
+        (jnp.ones((8, 2), int), jnp.zeros(2), "a weight of dtype int32; it must be of floats"),
+        (jnp.ones((8, 2)), jnp.zeros(3), r"a bias of shape \(3,\) .* must have shape \(2,\)"),
+        (jnp.ones((4, 8, 2)), jnp.zeros(2), r"a bias of shape \(2,\) .* must have shape \(4, 2\)"),
+    ],
+)
+def test_parameters_that_are_no_head_are_named(kernel: jax.Array, bias: jax.Array, message: str) -> None:
+    art, head = popart.Moments(0.1), {"kernel": kernel, "bias": bias}
+    with pytest.raises(TypeError, match=message):
+        popart.jax.step(art, popart.jax.init(art, head), head, jnp.arange(4.0))
+
+
+def test_features_indices_and_averages_are_checked() -> None:
+    art, head = popart.Moments(0.1), {"kernel": jnp.ones((8, 2)), "bias": jnp.zeros(2)}
+    state, y = popart.jax.init(art, head), jnp.arange(4.0)
+    with pytest.raises(ValueError, match=r"h has shape \(4, 7\); its last axis must be of 8 features"):
+        popart.jax.normalized(head, jnp.ones((4, 7)))
+    for index, message in (
+        (jnp.zeros(3, int), r"index has shape \(3,\)"),
+        (jnp.full(4, 2), "index reaches from 2 to 2; .* of tasks 0 to 1"),
+        (jnp.zeros(4), "index has dtype float32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            popart.jax.step(art, state, head, y, index=index)
+    with pytest.raises(ValueError, match=r"tau is 3; it must be in \[0, 1\]"):
+        popart.jax.polyak(art, (state, head), (state, head), 3)
+
+
 def test_targets_of_the_wrong_shape_are_named() -> None:
     head = linen()
     with pytest.raises(ValueError, match=r"targets have shape \(16, 2\).*\(\*batch, 3\)"):

@@ -300,6 +300,8 @@ def _check_head(weight: Array, bias: Array, old: Affine, new: Affine, layout: La
     if layout not in ("out_in", "in_out"):
         raise ValueError(f"layout is {layout!r}; it may be 'out_in' or 'in_out'")
     shape = tuple(weight.shape)
+    if getattr(weight.dtype, "kind", "f") in "biu":
+        raise ValueError(f"weight has dtype {weight.dtype}; it must be of floats, which can be rescaled")
     outputs = shape[:-1] if layout == "out_in" or len(shape) < 2 else (*shape[:-2], shape[-1])
     held = outputs if bias is None else tuple(bias.shape)
     if held != outputs and not _broadcasts(held, outputs):

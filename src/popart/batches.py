@@ -131,7 +131,7 @@ def checked_batch(
             f"(*batch{''.join(f', {size}' for size in one)})"
         )
     y, wide = y.reshape((math.prod(batch), *one)), y.dtype != like.dtype
-    index, known = (None, None) if index is None else _checked_index(index, batch, tasks, like)
+    index, known = (None, None) if index is None else checked_index(index, batch, tasks, like)
     share = _shares(y, batch, one[: len(one) - axes], mask=mask, weights=weights, index=known)
     if not len(y):  # one target that does not count stands for none
         y, share = (asarray(xp, xp.zeros(size), y.dtype, like) for size in ((1, *one), (1,) * y.ndim))
@@ -200,7 +200,7 @@ def _shares(y: Array, batch: tuple[int, ...], apart: tuple[int, ...], **given: A
     return share
 
 
-def _checked_index(index: Any, batch: tuple[int, ...], tasks: int, like: Array) -> tuple[Array, Array]:
+def checked_index(index: Any, batch: tuple[int, ...], tasks: int, like: Array) -> tuple[Array, Array]:
     """Return the tasks of all targets, and which of them exist, or None if all do.
 
     Numbers out of range are refused where they can be looked at, and else left out.

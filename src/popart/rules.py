@@ -134,6 +134,8 @@ def follow(state: State, targets: Array) -> State:
 
 def zeros(shape: Sequence[int], like: Array) -> tuple[Array, Array]:
     """Return the counts of a new state, and zeros for its statistics."""
+    if not isinstance(shape, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"shape is {shape!r}; it must be a tuple, such as (3,)")
     xp = namespace(like)
     zero = asarray(xp, xp.zeros(tuple(shape)), float_dtype(xp, like), like)
     return asarray(xp, xp.stack((zero, zero)), xp.int32, like), zero

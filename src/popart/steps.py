@@ -65,7 +65,8 @@ def _debias(beta: float, t: Array) -> Array:
 
 
 def check_beta(beta: float) -> None:
-    if is_numpy(beta) and not 0 < beta <= 1:
+    is_number = hasattr(beta, "dtype") or isinstance(beta, (int, float))  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or (is_numpy(beta) and not 0 < beta <= 1):
         raise ValueError(f"beta is {beta!r}; it must be in (0, 1]")
 
 

@@ -336,6 +336,7 @@ def test_fewer_frames_than_a_run_has_are_refused_and_the_run_stays_as_it_is(tmp_
     words = [*CATCH, "--log-every", "500", "--out", str(run)]
     with processes.started([*words, "--frames", "1000000"], said) as process:
         while not (run / "metrics.csv").exists():
+            assert process.is_alive(), said.read_text()
             time.sleep(0.02)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGINT)

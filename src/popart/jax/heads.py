@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from popart._arrays import Array, PerTarget, Targets
+from popart._arrays import Array, PerTarget, Targets, values_of
 from popart.affine import Affine, Change, Layout, change_of, limited
+from popart.batches import checked_index
 from popart.rules import Rule
 
 Tree = Any
@@ -36,11 +37,11 @@ class Step(NamedTuple):
 def init(art: Rule[Any], head: Tree, *, per_output: bool = False) -> Any:
     """Return the statistics before any target: one for all outputs (of each head), or one per output."""
     layers = layers_of(head)
+    per_output = per_output or art.event_axes > 0
     if per_output and len(layers) > 1:
         raise ValueError("per_output is True; all outputs of dueling streams share one scale and shift")
     weight = jax.tree.leaves(head)[layers[0].weight]
-    outputs = weight.shape[-1] if layers[0].layout == "in_out" else weight.shape[-2]
-    shape = (*weight.shape[:-2], outputs) if per_output else weight.shape[:-2]
+    shape = (*weight.shape[:-2], outputs_of(weight, layers[0])) if per_output else weight.shape[:-2]
     return art.init(shape, like=weight)
 
 
@@ -89,7 +90,9 @@ def step(
         old = art.affine(state)
         if index is None:
             _check_batch(jnp.shape(y), old.shift.shape)
-        index = index if old.shift.ndim else None
+        elif not old.shift.ndim:
+            checked_index(index, jnp.shape(y), _choices(leaves[layers[-1].weight], layers[-1]), old.shift)
+            index = None
         state = art.update(state, y, mask=mask, weights=weights, index=index, across=across)
         new = art.affine(state)
         units = over_outputs(old, leaves, layers), over_outputs(new, leaves, layers)
@@ -172,6 +175,9 @@ def polyak(
     Each argument is a pair of state and head, and so is the result, which has the statistics of `online`.
     Where `online` has no spread its function is a constant, and so is the result.
     """
+    known = values_of(tau)
+    if known is not None and not 0 <= known <= 1:
+        raise ValueError(f"tau is {tau!r}; it must be in [0, 1]")
     (mine, head), (theirs, other) = target, online
     layers, leaves, treedef = open_head(head)
     affines = (over_outputs(art.affine(state), leaves, layers) for state in (mine, theirs))
@@ -196,6 +202,16 @@ class Axis:
         return jax.lax.all_gather(x, self.name)
 
 
+def outputs_of(weight: Array, layer: "Layer") -> int:
+    """Return the number of outputs of a layer, per head."""
+    return weight.shape[-1] if layer.layout == "in_out" else weight.shape[-2]
+
+
+def _choices(weight: Array, layer: "Layer") -> int:
+    """Return the number of heads, if there are several, or of outputs: what an index chooses from."""
+    return weight.shape[0] if weight.ndim == 3 else outputs_of(weight, layer)
+
+
 class Layer(NamedTuple):
     """The places of the weight and the bias of a linear layer among the leaves of a tree."""
 
@@ -213,6 +229,16 @@ def open_head(head: Tree) -> tuple[list[Layer], list[Array], Any]:
         if W.ndim not in (2, 3):
             raise TypeError(
                 f"head has a weight of shape {W.shape}; only a linear layer's outputs can be preserved"
+            )
+        if not jnp.issubdtype(W.dtype, jnp.floating):
+            raise TypeError(
+                f"head has a weight of dtype {W.dtype}; it must be of floats, which can be rescaled"
+            )
+        allowed = [(*W.shape[:-2], outputs) for outputs in (outputs_of(W, layer), 1)]
+        if layer.bias is not None and jnp.shape(leaves[layer.bias]) not in allowed:
+            raise TypeError(
+                f"head has a bias of shape {jnp.shape(leaves[layer.bias])} and a weight of shape {W.shape}; "
+                f"the bias must have shape {allowed[0]}, or {allowed[1]} for one that outputs share"
             )
     return layers, leaves, treedef
 
@@ -279,6 +305,8 @@ def _not_a_head(head: Tree) -> str:
 def _linear(leaves: list[Array], layer: Layer, h: Array) -> Array:
     W = leaves[layer.weight]
     W = W if layer.layout == "in_out" else jnp.swapaxes(W, -1, -2)
+    if h.shape[-1] != W.shape[-2]:
+        raise ValueError(f"h has shape {h.shape}; its last axis must be of {W.shape[-2]} features")
     kind = "...i,kio->...ko" if W.ndim == 3 else "...i,io->...o"
     g = jnp.einsum(kind, h, W, precision="highest")  # on GPUs the default has ten bits
     return g if layer.bias is None else g + leaves[layer.bias]

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 from msgspec import Struct
 from msgspec.structs import fields
 
@@ -75,7 +76,7 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
 @contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
     """Yield a new empty file beside `path`, and remove it at the end, unless it was moved."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     temporaries.add(temporary)  # before it exists, so that no interruption can come between
     try:
         with beginning:
@@ -84,6 +85,12 @@ def temporary_file(path: Path) -> Iterator[Path]:
     finally:
         temporary.unlink(missing_ok=True)
         temporaries.discard(temporary)
+
+
+def is_abandoned(temporary: Path) -> bool:
+    """Return whether the process that wrote a temporary file is gone."""
+    process = temporary.name.split(".")[-3]
+    return not (process.isdecimal() and psutil.pid_exists(int(process)))
 
 
 @contextmanager

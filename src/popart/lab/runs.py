@@ -23,7 +23,7 @@ import filelock
 
 from popart.lab.analysis import analyse_all
 from popart.lab.checks import LabError
-from popart.lab.files import check_no_links, read_table, write_atomically, write_table
+from popart.lab.files import check_no_links, is_abandoned, read_table, write_atomically, write_table
 from popart.lab.manifest import (
     FORMAT,
     MANIFEST,
@@ -134,7 +134,8 @@ class Run:
     def _open(self) -> None:
         for place in (self.folder, *self.folder.glob("checkpoints/*/")):
             for temporary in place.glob(".*.tmp"):  # of a process that was killed while it wrote
-                temporary.unlink()
+                if is_abandoned(temporary):
+                    temporary.unlink()
         if not os.path.lexists(self.folder / MANIFEST):
             self._create()
             return

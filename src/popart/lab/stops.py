@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -36,8 +36,7 @@ class _Listener:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        heard = (number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN)  # as after nohup
-        self._handlers = {number: signal.signal(number, lambda *_: None) for number in heard}
+        self._handlers = {number: signal.signal(number, lambda *_: None) for number in _heard()}
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -60,17 +59,19 @@ class _Listener:
             elif not (numbers := os.read(self._read, 16)):
                 return
             elif set(numbers) & set(self._handlers):
-                self._stop()
+                self._stop(asked=signal.SIGINT in numbers)
 
     def _show_what_is_waited_for(self) -> None:
         if self._doing and time.monotonic() - self._since > PATIENCE:
             _tell(f"popart: {self._doing} ...\n".encode())
             self._doing = ""
 
-    def _stop(self) -> None:
-        if self.saving is not None and not self.saving.is_set():
-            self.saving.set()
-            _tell(b"\npopart: Saving ... Press Ctrl-C again to stop without saving.\n")
+    def _stop(self, asked: bool) -> None:
+        """Stop, or have the work save first; while it saves, only Ctrl-C stops it: systems repeat SIGTERM."""
+        if self.saving is not None and not (asked and self.saving.is_set()):
+            if not self.saving.is_set():
+                self.saving.set()
+                _tell(b"\npopart: Saving ... Press Ctrl-C again to stop without saving.\n")
             return
         try:
             for do in (*_last_acts, self.clean_up):
@@ -117,7 +118,7 @@ def waiting_for(doing: str) -> None:
 
 @contextmanager
 def stopping(stop: threading.Event) -> Iterator[None]:
-    """Let a signal set an event, because there is something to save; a second signal interrupts at once."""
+    """Let a signal set an event, because there is something to save; a second Ctrl-C interrupts at once."""
     if _listener is not None:
         _listener.saving = stop
         try:
@@ -129,12 +130,12 @@ def stopping(stop: threading.Event) -> Iterator[None]:
         yield
         return
 
-    def hear(*_: object) -> None:
-        if stop.is_set():
+    def hear(number: int, _: object) -> None:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
 
-    before = [(number, signal.signal(number, hear)) for number in SIGNALS]
+    before = [(number, signal.signal(number, hear)) for number in _heard()]
     try:
         yield
     finally:
@@ -142,8 +143,13 @@ def stopping(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _heard() -> list[signal.Signals]:
+    """Return the signals that are not ignored, as SIGHUP is after nohup."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
 def _tell(text: bytes) -> None:
-    try:
-        os.write(2, text)
-    except OSError:  # a terminal that was closed
-        return
+    """Write a message, unless nobody reads: a terminal that was closed, or a full pipe."""
+    with suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, text)

@@ -81,9 +81,9 @@ def begin(run: Path) -> None:
 
 
 def end(run: Path, outcome: Outcome, reason: str = "") -> None:
-    """Record how the attempt of this process ended; a failure has a reason."""
+    """Record how the attempt of this process ended, if it began one; a failure has a reason."""
     record = read(run)
-    if record is None:
+    if record is None or (record.node, record.pid) != (socket.gethostname(), os.getpid()):
         return
     failure = (Failure(now(), record.node, turns(run), reason),) if outcome == "failed" else ()
     _write(run, replace(record, outcome=outcome, failures=record.failures + failure))

@@ -3,8 +3,8 @@
 import shlex
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -80,8 +80,7 @@ def ending(lost: Sequence[Result], fleets: int) -> str:
 
 def opened(command: Start) -> Folder:
     """Read or create the campaign, and write what this start changes."""
-    command.out.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(command.out / ".lock"):  # two that start at the same time use the same plan
+    with _locked(command.out):  # two that start at the same time use the same plan
         members = members_of(command.train())
         line = shlex.join(["popart", "campaign", *shlex.split(command_line("start", command))[1:]])
         campaign = Folder.new(command.train(), [], line)
@@ -92,6 +91,20 @@ def opened(command: Start) -> Folder:
         campaign = campaign.extended(fleets(command, added))
         campaign.write()
     return campaign
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(out / ".lock")
+        lock.acquire()
+    except OSError as error:
+        raise LabError(f"{out} cannot be written: {error.strerror}; give another --out") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _engine(campaign: Folder, command: Start) -> Engine:

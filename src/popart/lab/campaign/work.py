@@ -98,8 +98,8 @@ def _trained(
 ) -> dict[str, str]:
     """Train the fleet; record for each run that it began, and a failure that concerns it."""
     folders = {member.name: member.out for member in left}
-    begun, failed = set[str](), set[str]()
-    writing = threading.Lock()
+    failed = set[str]()
+    writing, over = threading.Lock(), threading.Event()
 
     def note(name: str, reason: str) -> None:
         failed.add(name)
@@ -107,34 +107,34 @@ def _trained(
             records.end(folders[name], "failed", reason)
 
     def interrupted() -> None:
-        writing.acquire()  # and never released, so that no run begins after this
-        for name in begun - failed:
-            with suppress(LabError):
-                records.end(folders[name], "interrupted")
+        with writing:
+            over.set()  # no run begins after this
+            for name in folders.keys() - failed:
+                with suppress(LabError):
+                    records.end(folders[name], "interrupted")
 
-    try:
-        with (
-            before_leaving(interrupted),  # a signal ends the process at once until it has something to save
-            records.heartbeats(list(folders.values()), parent),
-        ):
-            for name, folder in folders.items():
-                with writing:
-                    records.begin(folder)
-                    begun.add(name)
-            from popart.lab.machine import use_device
-            from popart.lab.train.run import train
+    with before_leaving(interrupted):  # a signal ends the process at once until it has something to save
+        try:
+            with records.heartbeats(list(folders.values()), parent):
+                for folder in folders.values():
+                    with writing:
+                        if over.is_set():
+                            raise KeyboardInterrupt
+                        records.begin(folder)
+                from popart.lab.machine import use_device
+                from popart.lab.train.run import train
 
-            use_cache(campaign.path)
-            use_device(members[0].device)
-            return train(members, f"fleet {number}", campaign.command, note)
-    except (KeyboardInterrupt, InUseError):
-        interrupted()
-        raise
-    except Exception as error:
-        reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-        for name in begun - failed:
-            note(name, reason)
-        raise LabError(reason) from error
+                use_cache(campaign.path)
+                use_device(members[0].device)
+                return train(members, f"fleet {number}", campaign.command, note)
+        except (KeyboardInterrupt, InUseError):
+            interrupted()
+            raise
+        except Exception as error:
+            reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+            for name in folders.keys() - failed:
+                note(name, reason)
+            raise LabError(reason) from error
 
 
 def use_cache(path: Path) -> None:

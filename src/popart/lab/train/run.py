@@ -119,6 +119,8 @@ def _train(
                     checkpoints.save(turn)
                     raise KeyboardInterrupt
         checkpoints.wait()
+        if stop.is_set():
+            raise KeyboardInterrupt
     return loop.failures
 
 

@@ -149,7 +149,8 @@ class Checkpoints:
         if before and before[0].step == step:
             return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(exist_ok=True)  # and not the run folder, which may have been moved
+            self.folder.mkdir(exist_ok=True)
             with temporary_file(self.folder / f"{step}.npz") as temporary:
                 _write(temporary, {**notes, "format": FORMAT}, arrays)
                 size = _verify(temporary)

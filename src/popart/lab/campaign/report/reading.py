@@ -134,8 +134,7 @@ def _read(folder: Path) -> Trained:
 
 def _rows(path: Path) -> list[dict[str, str]]:
     """Read the complete rows of a table; the last one may be half written."""
-    rows = read_table(path) if path.exists() else []
-    return [row for row in rows if None not in row.values()]
+    return read_table(path, growing=True) if path.exists() else []
 
 
 def _evaluation(folder: Path) -> Iterator[Evaluation]:
