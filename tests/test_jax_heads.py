@@ -187,6 +187,20 @@ def test_a_polyak_average_is_of_the_functions(name: str, tau: float) -> None:
     np.testing.assert_allclose(pj.values(ART, *result, H), expected, rtol=1e-4, atol=1e-4 * scale)
 
 
+@pytest.mark.parametrize("size", [1e4, 1e8, 1e37])
+def test_a_polyak_average_with_a_tau_of_1_is_the_online_head(size: float) -> None:
+    target, online = (
+        pj.step(ART, pj.init(ART, linen()), linen(), targets((), i, x))[:2] for i, x in enumerate((size, 1.0))
+    )
+    result = pj.polyak(ART, target, online, 1.0)
+    np.testing.assert_array_equal(pj.values(ART, *result, H), pj.values(ART, *online, H))
+
+
+def test_several_heads_may_be_measured_with_dense_scales_without_saying_per_output() -> None:
+    head = {"kernel": jnp.ones((3, 8, 2)), "bias": jnp.zeros((3, 2))}
+    assert pj.init(popart.Covariance(), head).factor.shape == (3, 2, 2)
+
+
 def test_a_polyak_average_with_a_head_that_knows_nothing_counts_it_as_0() -> None:
     head = linen()
     nothing = pj.init(ART, head), head

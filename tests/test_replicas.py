@@ -18,10 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import popart
 from examples.ddp import free_port
+from popart.alternatives import PercentileSpan
 from popart.torch import PopArt
 
 ROOT = Path(__file__).parents[1]
-RULES = [popart.Moments(beta=0.1), popart.Percentiles(beta=0.1), popart.Covariance(beta=0.1)]
+RULES: list[Any] = [
+    popart.Moments(beta=0.1),
+    popart.Percentiles(beta=0.1),
+    popart.Covariance(beta=0.1),
+    PercentileSpan(floor=0.0),
+]
 
 
 Work = Callable[[int, int], Any]
@@ -67,16 +73,16 @@ gloo = pytest.mark.xdist_group("gloo")
 
 
 def _train(rank: int, size: int) -> dict[str, Any]:
-    """Every rule, in replicas of unequal parts, and a network under DDP."""
+    """Every rule, in replicas of unequal parts (one has a single target), and a network under DDP."""
     out: dict[str, Any] = {}
     for rule in RULES:
         torch.manual_seed(0)
         shape = (2,) if isinstance(rule, popart.Covariance) else ()
-        head = PopArt(4, 2, rule, process_group=size > 1)
+        head = PopArt(4, 2, rule, bias=rule.has_shift, process_group=size > 1)
         generator = torch.Generator().manual_seed(1)
         for step in range(10):
             y = 10.0 ** (step // 3) * (torch.randn(12, *shape, generator=generator) + 1)
-            part = y if size == 1 else y[:8] if rank == 0 else y[8:]
+            part = y if size == 1 else y[:11] if rank == 0 else y[11:]
             head.update(part)
         out[type(rule).__name__] = head(torch.ones(3, 4)).detach().numpy(), head.affine.scale.numpy()
     out["DDP"] = _train_network(rank, size)

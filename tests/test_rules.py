@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import popart
 import popart.reference
@@ -313,6 +314,68 @@ def test_an_update_of_numpy_makes_at_most_60_calls() -> None:
         state = new
     assert {"update", "affine", "preserve"} <= set(calls)
     assert len(calls) <= 60
+
+
+@pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray, torch.asarray])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_targets_that_are_all_the_same_have_no_spread(
+    asarray: Any, dtype: Any, weighted: bool, shape: tuple[int, ...]
+) -> None:
+    """Not even one of rounding, whatever their weights are, in float32 statistics."""
+    rule, rng = popart.Moments(beta=1e-3), np.random.default_rng(0)
+    state = rule.init(shape, like=np.zeros((), np.float32))
+    for _ in range(30):
+        y, w = np.full((32, *shape), -0.1, dtype), rng.uniform(0.1, 3, 32).astype(np.float32)
+        state = rule.update(state, asarray(y), weights=asarray(w) if weighted else None)
+        assert not np.asarray(rule.affine(state).scale).any()
+    state = rule.update(state, asarray(np.nextafter(y, dtype(0)).astype(np.float32)))
+    assert (np.asarray(rule.affine(state).scale) > 0).all() or dtype is np.float64
+
+
+@pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray, torch.asarray])
+def test_a_step_of_1_forgets_extremes_of_any_size(asarray: Any) -> None:
+    rule = popart.Extremes(beta=1.0)
+    state = rule.init(like=np.zeros((), np.float32))
+    for y in ([-1e17, 1e17], [0.25, 0.75]):
+        state = rule.update(state, asarray(np.array(y, np.float32)))
+    scale, shift = rule.affine(state)
+    assert (float(scale), float(shift)) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        popart.Moments(np.float64(0.1), std=np.float64(2.0)),
+        popart.Covariance(np.float64(0.1), nu0=np.float64(2.0)),
+        popart.Percentiles(np.float64(0.1), p=np.float64(0.9)),
+        popart.Expectiles(np.float64(0.1), p=np.float64(0.9)),
+    ],
+    ids=repr,
+)
+def test_settings_of_numpy_have_no_precision(rule: Rule[Any]) -> None:
+    with jax.enable_x64(True):
+        y = jnp.arange(8, dtype=jnp.float32).reshape(4, 2)
+        state = jax.jit(rule.update)(rule.init((2,), like=y), y)
+        assert {x.dtype.name for x in (*state, *rule.affine(state))} == {"int32", "float32"}
+    assert "float64" not in repr(rule)
+
+
+def test_sums_of_many_targets_of_a_task_keep_their_digits() -> None:
+    y = np.random.default_rng(0).normal(1, 1, 2_000_000).astype(np.float32)
+    rule, index = popart.Moments(beta=0.1), np.zeros(len(y), np.int32)
+    state = rule.update(rule.init((1,), like=jnp.zeros(())), jnp.asarray(y), index=jnp.asarray(index))
+    expected = y.astype(np.float64)
+    scale, shift = rule.affine(state)
+    np.testing.assert_allclose([scale[0], shift[0]], [expected.std(), expected.mean()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("asarray", [np.asarray, jnp.asarray, torch.asarray])
+def test_weights_whose_sum_is_infinite_are_refused(asarray: Any) -> None:
+    rule, w = popart.Moments(), np.full(3, 3e38, np.float32) if asarray is jnp.asarray else np.full(3, 1e308)
+    with pytest.raises(ValueError, match=r"weights reach from .*; they must be in .* and their sum, too"):
+        rule.update(rule.init(), asarray(np.ones(3, np.float32)), weights=asarray(w))
 
 
 @pytest.mark.parametrize("size", [1e155, 1e300])

@@ -381,6 +381,20 @@ def test_a_polyak_average_is_of_the_functions(kind: str, tau: float) -> None:
     torch.testing.assert_close(target(H), expected, rtol=1e-4, atol=3e-4 * scale)
 
 
+def test_a_polyak_average_with_a_tau_of_1_is_the_online_head() -> None:
+    target, online = PopArt(6, 3), PopArt(6, 3)
+    target.update(1e25 * torch.randn(32))
+    online.update(1e-20 * torch.randn(32))
+    expected = online(torch.ones(1, 6))
+    target.polyak_(online, 1.0)
+    assert torch.equal(target(torch.ones(1, 6)), expected)
+
+
+def test_a_linear_layer_becomes_one_head() -> None:
+    with pytest.raises(ValueError, match="heads is 3; a linear layer becomes one head"):
+        PopArt.from_linear(torch.nn.Linear(6, 3), heads=3)
+
+
 def test_a_polyak_average_with_a_head_that_knows_nothing_counts_it_as_0() -> None:
     online = PopArt(6, 3, FAST)
     target = copy.deepcopy(online)

@@ -26,7 +26,7 @@ Namespace = Any
 """`numpy`, `jax.numpy` or `torch`."""
 
 ROW = 4096
-"""Length of a vector for which BLAS starts no threads."""
+"""Length of a vector for which BLAS starts no threads, and up to which floats are summed one by one."""
 
 _NUMPY = (np.ndarray, np.generic, int, float, list, tuple, type(None))
 
@@ -85,6 +85,12 @@ def cast(x: Array, dtype: Any) -> Array:
 
 def is_float(dtype: Any) -> bool:
     return dtype.kind in "fV" if isinstance(dtype, np.dtype) else dtype.is_floating_point  # V: bfloat16
+
+
+def floats(x: Array) -> Array:
+    """Convert integers to floats."""
+    xp = namespace(x)
+    return x if hasattr(x, "dtype") and is_float(x.dtype) else asarray(xp, x, float_dtype(xp, x), x)
 
 
 def float_dtype(xp: Namespace, x: Array) -> Any:
@@ -153,9 +159,12 @@ def fold(kind: Literal["sum", "max"], x: Array, index: Array, n: int) -> Array:
             return x.new_zeros(shape).index_add(0, index, x)
         places = index.long().reshape(-1, *(1,) * (x.ndim - 1)).expand(x.shape)
         return x.new_full(shape, none).scatter_reduce(0, places, x, "sum" if kind == "sum" else "amax")
+    if xp is not np and kind == "sum":
+        blocks = -(-len(x) // ROW)  # a sum of many small numbers, one by one, loses their last digits
+        places = xp.zeros((blocks * n, *shape[1:]), x.dtype).at[index + n * (xp.arange(len(x)) // ROW)]
+        return places.add(x).reshape((blocks, *shape)).sum(0)
     if xp is not np:
-        places = xp.full(shape, none, x.dtype).at[index]
-        return places.add(x) if kind == "sum" else places.max(x)
+        return xp.full(shape, none, x.dtype).at[index].max(x)
     if kind == "max":
         largest = np.full(shape, none, x.dtype)
         np.maximum.at(largest, index, x)

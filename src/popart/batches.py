@@ -175,6 +175,11 @@ def are_finite(y: Array, wide: bool) -> bool:
         return bool(sum_of_squares(y.reshape(-1)) < (FLOAT32_MAX**2 if wide else math.inf))
 
 
+def _total(x: np.ndarray[Any, np.dtype[Any]]) -> float:
+    with np.errstate(over="ignore"):
+        return float(x.sum())
+
+
 def _shares(y: Array, batch: tuple[int, ...], apart: tuple[int, ...], **given: Array) -> Array:
     """Return how much each target counts, with as many axes as `y`, or None if nothing is given.
 
@@ -191,8 +196,10 @@ def _shares(y: Array, batch: tuple[int, ...], apart: tuple[int, ...], **given: A
             raise ValueError(f"{name} has shape {shape}; it may have {allowed}")
         if name == "weights":
             w = values_of(x)
-            if w is not None and w.size and not (w.min() >= 0 and w.max() < math.inf):
-                raise ValueError(f"weights reach from {w.min()} to {w.max()}; they must be in [0, inf)")
+            if w is not None and w.size and not (w.min() >= 0 and _total(w) < math.inf):
+                raise ValueError(
+                    f"weights reach from {w.min()} to {w.max()}; they must be in [0, inf), and their sum, too"
+                )
             x = xp.where((x > 0) & (x < math.inf), x, 0.0)
         sizes = shape[len(batch) :]
         x = cast(x, y.dtype).reshape((len(y), *sizes, *(1,) * (y.ndim - 1 - len(sizes))))

@@ -22,8 +22,11 @@ from popart.affine import Affine
 from popart.batches import Batch, are_finite
 from popart.correspondence import check_std
 from popart.numerics import EPS, accumulate, divide, joined, split, unit, widened
-from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, zeros
+from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, without_precision, zeros
 from popart.steps import StepSize, step_at
+
+NOISE = 2.0**-40
+"""Part of the mean below which a first spread is one of rounding: float32 targets that differ have more."""
 
 
 def equation_4(
@@ -79,6 +82,7 @@ class Moments(Rule[MomentsState]):
     epsilon: float = 0.0
 
     def __post_init__(self) -> None:
+        without_precision(self)
         check_settings(self.beta, self.nu0)
         check_std(self.std)
         if not 0 <= self.epsilon < math.inf:
@@ -109,11 +113,13 @@ class Moments(Rule[MomentsState]):
             return None
         mean = 0.0 if self.symmetric else float(y.sum()) / len(y)
         new = mean, math.sqrt(sum_of_squares(y - mean) / len(y))
-        beta = step_at(self.beta, count + 1.0, has_initial_values=self.nu0 is not None)
+        beta, had_spread = step_at(self.beta, count + 1.0, has_initial_values=self.nu0 is not None), False
         if beta < 1 and (count or self.nu0 is not None):
             mu, sigma, mu_carry, sigma_carry = moments.tolist()
-            before = mu + EPS * mu_carry, sigma + EPS * sigma_carry
+            before, had_spread = (mu + EPS * mu_carry, sigma + EPS * sigma_carry), sigma > 0
             new = equation_4(*before, *new, beta, math.sqrt)
+        if not (had_spread or new[1] > NOISE * abs(new[0])):
+            new = new[0], 0.0
         counts = counts.copy()
         counts[0] += 1
         return MomentsState(counts, np.concatenate(split(np.array(new), moments.dtype)))
@@ -136,7 +142,9 @@ def advance(moments: Array, mean: Array, std: Array, beta: Array, fresh: Array) 
     if mean.dtype != moments.dtype:
         mu, sigma = joined(moments[:2], moments[2:], mean.dtype)
         moved = equation_4(mu, sigma, mean, std, beta, xp.sqrt)
-        return xp.concatenate(split(xp.where(fresh, xp.stack((mean, std)), xp.stack(moved)), moments.dtype))
+        mu, new = xp.where(fresh, xp.stack((mean, std)), xp.stack(moved))
+        new = xp.where((~fresh & (sigma > 0)) | (new > NOISE * xp.abs(mu)), new, 0.0)
+        return xp.concatenate(split(xp.stack((mu, new)), moments.dtype))
     u, per_u = unit(moments[0], moments[1], mean, std)
     mu, sigma, mu_carry, sigma_carry = moments * per_u
     y, s = mean * per_u, std * per_u
@@ -203,6 +211,7 @@ class Covariance(Rule[CovarianceState]):
     event_axes = 1
 
     def __post_init__(self) -> None:
+        without_precision(self)
         check_settings(self.beta, self.nu0)
         check_std(self.std)
 

@@ -16,7 +16,7 @@ from popart.affine import Affine
 from popart.batches import Batch
 from popart.correspondence import check_ratio
 from popart.numerics import accumulate, joined, split, unit
-from popart.rules import Rule, check_settings, step_size, tally, zeros
+from popart.rules import Rule, check_settings, step_size, tally, without_precision, zeros
 from popart.steps import StepSize
 
 
@@ -43,7 +43,11 @@ class Bounds(Rule[BoundsState]):
     p: float = 0.95
     nu0: float | None = None
 
+    adopts = False
+    """Whether a step of 1 sets the bounds to the range of the batch."""
+
     def __post_init__(self) -> None:
+        without_precision(self)
         check_settings(self.beta, self.nu0)
         check_ratio(self.p)
 
@@ -74,6 +78,9 @@ class Bounds(Rule[BoundsState]):
             moves = self.moves(batch._replace(y=batch.y * batch.each(per_u)), now[:2], per_u)
             (low, high), carry = accumulate(now[:2], now[2:], beta * xp.stack(moves))
             new = u * xp.concatenate((_in_order(low, high), carry))
+        if self.adopts:
+            found = cast(xp.stack((least, largest, 0 * least, 0 * largest)), bounds.dtype)
+            new = xp.where(beta >= 1, found, new)
         if self.nu0 is None:
             first = state.counts[0] == 0
             least = xp.where(first, least, xp.minimum(state.low, least))
@@ -150,6 +157,8 @@ class Extremes(Bounds):
     """
 
     p: float = 1.0
+
+    adopts = True
 
     def moves(self, batch: Batch, bounds: Array, one: Array) -> tuple[Array, Array]:
         least, largest = batch.range()

@@ -165,6 +165,14 @@ def tally(counts: Array, batch: Batch) -> Array:
     return counts + xp.minimum(more, COUNT_MAX - counts)
 
 
+def without_precision(rule: Any) -> None:
+    """Make settings that are numbers of NumPy, whose precision would spread, numbers of Python."""
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if isinstance(value, np.generic):
+            object.__setattr__(rule, field.name, value.item())
+
+
 def check_settings(beta: float | StepSize, nu0: float | None) -> None:
     if not callable(beta):
         check_beta(beta)

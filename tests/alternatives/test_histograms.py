@@ -1,5 +1,7 @@
 """Distributions over bins, against independent formulas."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from scipy.stats import norm
 
 from popart import Affine
-from popart.alternatives import Histogram, HLGauss, Identity, Symlog, TwoHot
+from popart.alternatives import H, Histogram, HLGauss, Identity, Symlog, TwoHot
 from popart.alternatives.supports import following, interpolation
 
 RNG = np.random.default_rng(5)
@@ -47,6 +49,14 @@ def test_hl_gauss_is_a_difference_of_normal_distributions(module: str) -> None:
 def test_the_mean_is_the_target_inside_of_the_support(histogram: Histogram) -> None:
     y = RNG.uniform(-8, 8, 50)
     np.testing.assert_allclose(histogram.decode(histogram.encode(y)), y, atol=3e-3)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.asarray, jnp.asarray])
+@pytest.mark.parametrize("histogram", [TwoHot(), HLGauss(), HLGauss(-4, 4, 17, H())], ids=repr)
+def test_integers_have_the_distributions_of_the_same_floats(histogram: Histogram, make: Any) -> None:
+    y = np.array([0, 1, 5, 9], np.uint8)
+    p, expected = histogram.encode(make(y)), histogram.encode(make(y.astype(np.float32)))
+    np.testing.assert_allclose(np.asarray(p), np.asarray(expected), atol=1e-5)
 
 
 def test_a_uniform_distribution_over_symlog_bins_has_a_mean_of_exactly_0() -> None:

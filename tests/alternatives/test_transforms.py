@@ -1,6 +1,7 @@
 """Fixed transforms, against their published formulas."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +47,14 @@ def test_the_inverse_of_h_is_the_published_one() -> None:
 
 def test_symlog_is_the_published_function() -> None:
     np.testing.assert_allclose(Symlog().apply(SIZES), [published_symlog(x) for x in SIZES], rtol=1e-15)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.asarray, jnp.asarray])
+@pytest.mark.parametrize("transform", [H(), Symlog()], ids=repr)
+def test_integers_are_transformed_as_the_same_floats(transform: Transform, make: Any) -> None:
+    x = np.array([0, 1, 200, 255], np.uint8)
+    found, expected = transform.apply(make(x)), transform.apply(x.astype(np.float64))
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "jax"])

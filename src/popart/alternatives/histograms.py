@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from popart._arrays import Array, asarray, is_torch, namespace
+from popart._arrays import Array, asarray, floats, is_torch, namespace
 from popart.alternatives.transforms import IDENTITY, SYMLOG, Transform
 
 
@@ -75,7 +75,7 @@ class TwoHot(Histogram):
         return np.linspace(self.low, self.high, self.bins)
 
     def encode(self, y: Array) -> Array:
-        xp = namespace(y)
+        xp, y = namespace(y), floats(y)
         values = asarray(xp, self.values, y.dtype, y)
         y = y.clip(values[0], values[-1])[..., None]
         gaps = values[1:] - values[:-1]
@@ -120,7 +120,7 @@ class HLGauss(Histogram):
         return np.linspace(self.low, self.high, self.bins + 1)
 
     def encode(self, y: Array) -> Array:
-        xp = namespace(y)
+        xp, y = namespace(y), floats(y)
         edges = asarray(xp, self._edges, y.dtype, y)
         width = self.ratio * (self.high - self.low) / self.bins
         x = self.transform.apply(y).clip(self.low, self.high)[..., None]

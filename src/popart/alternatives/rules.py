@@ -10,7 +10,7 @@ from popart.affine import Affine
 from popart.batches import Across, Batch
 from popart.moments import Moments, MomentsState
 from popart.numerics import unit
-from popart.rules import Rule, check_settings, step_size, tally, zeros
+from popart.rules import Rule, check_settings, step_size, tally, without_precision, zeros
 from popart.steps import StepSize, harmonic
 
 ALL_DATA = harmonic()
@@ -43,6 +43,7 @@ class ReturnScaling(Rule[MomentsState]):
     symmetric: bool = True
 
     def __post_init__(self) -> None:
+        without_precision(self)
         check_settings(self.beta, None)
         if not self.symmetric:
             raise ValueError("symmetric is False; return-based scaling has no shift")
@@ -124,6 +125,7 @@ class PercentileSpan(Rule[SpanState]):
     symmetric: bool = True
 
     def __post_init__(self) -> None:
+        without_precision(self)
         check_settings(self.beta, None)
         if not 0 <= self.low < self.high <= 1:
             raise ValueError(

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from popart._arrays import Array, namespace
+from popart._arrays import Array, floats, namespace
 
 
 class Transform(ABC):
@@ -55,7 +55,7 @@ class H(Transform):
             raise ValueError(f"epsilon is {self.epsilon!r}; it must be in [0, inf)")
 
     def apply(self, x: Array) -> Array:
-        xp = namespace(x)
+        xp, x = namespace(x), floats(x)
         return x / (xp.sqrt(xp.abs(x) + 1) + 1) + self.epsilon * x
 
     def invert(self, y: Array) -> Array:
@@ -78,7 +78,7 @@ class Symlog(Transform):
     """
 
     def apply(self, x: Array) -> Array:
-        xp = namespace(x)
+        xp, x = namespace(x), floats(x)
         return xp.sign(x) * xp.log1p(xp.abs(x))
 
     def invert(self, y: Array) -> Array:

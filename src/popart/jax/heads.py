@@ -182,7 +182,10 @@ def polyak(
     layers, leaves, treedef = open_head(head)
     affines = (over_outputs(art.affine(state), leaves, layers) for state in (mine, theirs))
     moved = rescaled(leaves, layers, change_of(*affines, adopt=False))
-    averaged = [x + tau * (y - x) for x, y in zip(moved, jax.tree.leaves(other), strict=True)]
+    averaged = [
+        jnp.where(jnp.asarray(tau) == 1, y, (1 - tau) * x + tau * y)  # x may be infinite
+        for x, y in zip(moved, jax.tree.leaves(other), strict=True)
+    ]
     return theirs, jax.tree.unflatten(treedef, averaged)
 
 

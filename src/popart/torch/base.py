@@ -117,8 +117,9 @@ class Head(Statistics):
         Args:
             targets: Targets in their own units, `(*batch, *shape)` for statistics of this shape: a tensor,
                 a NumPy array or a list. Those that are not finite in the precision of the statistics stay out
-                of these and are not finite in the result either, or far too large: leave them out of the
-                loss with `torch.isfinite(targets.float())`, or use `loss`, which does.
+                of these and are not finite in the result either, or far too large, or 0 while no spread is
+                known: leave them out of the loss with `torch.isfinite(targets.float())`, or use `loss`, which
+                does.
             mask: The targets that count, `(*batch,)`.
             weights: The weight of each target in the statistics, `(*batch,)`.
             index: The output (or head) of each target, `(*batch,)`, for targets of the chosen
@@ -296,7 +297,7 @@ class Head(Statistics):
         for mine, theirs in zip(self._layers(), online._layers(), strict=True):
             for x, y in zip(mine[:2], theirs[:2], strict=True):
                 if x is not None and y is not None:
-                    x.lerp_(y, tau)
+                    x.copy_(y) if tau == 1 else x.lerp_(y, tau)  # x may be infinite
         self._set_state(online._raw_state())
         self._set_units(online._units())
 

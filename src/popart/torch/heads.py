@@ -90,6 +90,8 @@ class LinearHead(Head):
         the same training.
         """
         checks.check_linear("layer", layer)
+        if settings.get("heads") is not None:
+            raise ValueError(f"heads is {settings['heads']}; a linear layer becomes one head, without heads=")
         head = cls(
             layer.in_features,
             layer.out_features,

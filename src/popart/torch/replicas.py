@@ -24,8 +24,11 @@ class Group:
         return self._reduced(x, dist.ReduceOp.MAX)
 
     def gather(self, x: Any) -> Any:
-        """Stack the arrays of all replicas along a new first axis."""
+        """Stack the arrays of all replicas along a new first axis; smaller ones are filled up with zeros."""
         mine = _tensor(x)
+        largest = self.max(torch.tensor(mine.shape, device=mine.device)).tolist()
+        missing = [(0, most - size) for size, most in zip(mine.shape, largest, strict=True)]
+        mine = torch.nn.functional.pad(mine, [n for pair in reversed(missing) for n in pair])
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(everyone, mine, group=self.group)
         return _like(torch.stack(everyone), x)

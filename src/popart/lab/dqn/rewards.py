@@ -48,10 +48,11 @@ class Running(NamedTuple):
 class VecNormalize:
     r"""Rewards divided by the standard deviation of their discounted sums, and clipped.
 
-    This is `VecNormalize` of Stable-Baselines3 (and of OpenAI's baselines), with its settings: the sum is
-    that of past rewards, $R_t = \gamma R_{t-1} + r_t$; the moments are those of all sums and of 10⁻⁴ more
+    This follows `VecNormalize` of Stable-Baselines3 (and of OpenAI's baselines), with its settings: the sum
+    is that of past rewards, $R_t = \gamma R_{t-1} + r_t$; the moments are those of all sums and of 10⁻⁴ more
     with mean 0 and variance 1; $\epsilon = 10^{-8}$ is added to the variance; the result is clipped to ±10.
-    As there, old rewards are scaled by the current statistic.
+    As there, old rewards are scaled by the current statistic. One thing differs: the step between two
+    episodes, which has no reward, counts with a sum of 0. In episodes of nine steps it makes σ 5 % smaller.
 
     It cannot serve several sizes of rewards one after the other: values that were learned are wrong after the
     statistic has changed. Rewards below $\sqrt\epsilon$ stay small.
