@@ -21,7 +21,7 @@ from popart.lab.analysis import Page, analyse, analyse_all
 from popart.lab.checks import LabError
 from popart.lab.cli import main
 from popart.lab.experiments.regression.config import Regression
-from popart.lab.files import write_atomically
+from popart.lab.files import temporary_file, write_atomically
 from popart.lab.manifest import read_manifest
 from popart.lab.runs import Run, command_line
 from tests.backends import sharing_what_is_compiled
@@ -219,6 +219,17 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path: Path) -> None
         (tmp_path / ".grid.csv.x1y2.tmp").write_text("half")
     with Run("nothing", "", {"out": tmp_path}):
         assert {p.name for p in tmp_path.iterdir()} == {".lock", "manifest.json"}
+
+
+def test_temporary_files_of_a_living_process_stay(tmp_path: Path) -> None:
+    """Such as a film of a finished run that is being written."""
+    with Run("nothing", "", Nothing(tmp_path)), temporary_file(tmp_path / "film.mp4") as film:
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            ended.wait()
+        (tmp_path / f".table.csv.{ended.pid}.x1y2.tmp").write_text("half")
+        Run("nothing", "", {"out": tmp_path})._open()
+        assert film.exists()
+        assert len(list(tmp_path.glob(".*.tmp"))) == 1
 
 
 def test_a_folder_with_other_settings_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from popart.lab.campaign.folder import Folder
 from popart.lab.campaign.run import Queue, drive, ending, opened
 from popart.lab.campaign.status import table
 from popart.lab.campaign.work import Result, attempt
+from popart.lab.checks import LabError
 from tests.backends import sharing_what_is_compiled
 from tests.lab.campaign.examples import (
     DIVERGING,
@@ -135,6 +136,12 @@ def test_a_worker_that_is_interrupted_before_it_trains_is_shown_as_stopped(tmp_p
     assert [row.state for row in table(Folder.read(out))] == ["stopped"]
     records.begin(out / RUNS[0])
     assert not any(failures(out).values())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match="file/runs cannot be written: Not a directory; give another --out"):
+        opened(Start(games=("catch",), agents=("popart",), out=tmp_path / "file" / "runs"))
 
 
 def copied(undisturbed: Path, tmp_path: Path) -> Path:

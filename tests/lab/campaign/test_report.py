@@ -165,6 +165,16 @@ def test_unfinished_runs_are_compared_after_the_frames_that_all_have_reached(tmp
     assert {row["score"] for row in read_table(given / "runs.csv")} == {"2.0"}
 
 
+def test_a_row_that_is_only_half_written_is_left_out(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for agent in ("clipped", "popart"):
+        run = write_run(runs, "pong", agent, 0, 8.0, rows=3, finished=False)
+        with (run / "metrics.csv").open("a") as file:
+            file.write("3000,1.0")
+    report = Report((runs,), out=tmp_path / "out").run()
+    assert len(read_table(report / "runs.csv")) == 2
+
+
 def test_runs_are_found_at_any_depth_also_below_a_folder_with_a_manifest_of_its_own(tmp_path: Path) -> None:
     """Campaigns and `popart norms` have such folders."""
     write_run(tmp_path / "runs" / "fleet" / "agents", "pong", "popart", 0, 5.0)

@@ -6,11 +6,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +21,9 @@ import pytest
 from popart.lab.dqn.networks import Nature
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest
+from popart.lab.stops import stopping
+from popart.lab.train.checkpoints import CheckpointTracker
+from popart.lab.train.config import Train
 from popart.lab.train.loading import load
 from popart.lab.train.metrics import TIMES
 from tests.backends import sharing_what_is_compiled
@@ -179,3 +184,83 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in process.stderr
     assert read_manifest(tmp_path / "run")["finished"] is None
     assert not list((tmp_path / "run").rglob(".*.tmp"))
+
+
+LISTENING = """
+import fcntl, os, signal, sys, threading, time
+from popart.lab.stops import listening, stopping
+stop = threading.Event()
+def send(*signals):
+    for number in signals:
+        os.kill(os.getpid(), number)
+        time.sleep(0.2)
+"""
+
+
+def said_by(code: str, stderr: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", LISTENING + code], stdout=subprocess.PIPE, stderr=stderr)
+
+
+def test_only_ctrl_c_stops_without_saving_because_systems_repeat_other_signals() -> None:
+    code = """
+with listening("stopped", lambda: None), stopping(stop):
+    send(signal.SIGTERM, signal.SIGTERM, signal.SIGHUP)
+    print(stop.is_set(), "saved", flush=True)
+    send(signal.SIGINT)
+    time.sleep(600)
+"""
+    with said_by(code, subprocess.DEVNULL) as process:
+        output, _ = process.communicate(timeout=300)
+    assert (process.returncode, output) == (130, b"True saved\n")
+
+
+def test_without_a_command_only_ctrl_c_stops_without_saving_and_ignored_signals_stay_ignored() -> None:
+    stop, before = threading.Event(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping(stop):
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.is_set()
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_command_whose_messages_nobody_reads_can_be_stopped() -> None:
+    code = """
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+with listening("stopped", lambda: None):
+    send(signal.SIGTERM)
+    time.sleep(600)
+"""
+    with said_by(code, subprocess.PIPE) as process:
+        assert process.wait(300) == 130
+
+
+def test_a_signal_during_the_last_checkpoint_stops_before_the_next_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost: the same command only has to finish."""
+
+    def interrupted(tracker: CheckpointTracker) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        wait(tracker)
+
+    small: Any = {"num_envs": 16, "frames": 640, "log_every": 320, "evaluate_every": 0, "device": "cpu"}
+    command = Train.of(game=("catch", "cartpole"), out=tmp_path / "runs", **small)
+    wait = CheckpointTracker.wait
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointTracker, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            command.run()
+    assert not (tmp_path / "runs" / "cartpole-popart-0" / "metrics.csv").exists()
+    command.run()
+    assert all(read_manifest(path)["finished"] for path in (tmp_path / "runs").glob("*-popart-0"))

@@ -255,6 +255,16 @@ def test_a_damaged_checkpoint_of_an_earlier_version_is_one_line(
     assert "is damaged" in line
 
 
+def test_a_run_folder_that_was_moved_is_not_made_again(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints" / "last")
+    checkpoints.save(1, {"frames": 1}, policy=np.arange(3))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(LabError, match=r"could not be written to .*No such file or directory"):
+        checkpoints.save(2, {"frames": 2}, policy=np.arange(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
+
+
 def test_a_reader_leaves_an_unfinished_checkpoint_alone(copy: Path) -> None:
     half = last(copy).parent / ".999999.npz.abc.tmp"
     half.touch()
