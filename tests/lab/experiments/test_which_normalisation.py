@@ -72,6 +72,7 @@ def test_the_tables_have_every_method(method: str) -> None:
     assert scale_row(method) in PAGE
     assert case_row(method) in PAGE
     assert case_row(method, "methods-space-invaders") in PAGE
+    assert case_row(method, "methods-changing-cartpole") in PAGE
     assert game_row(method) in PAGE
 
 
@@ -85,7 +86,13 @@ def test_the_page_says_what_was_run() -> None:
     alone = read_manifest(RESULTS / "methods-space-invaders")["settings"]
     assert (alone["games"], tuple(alone["scales"]), alone["seeds"]) == (["space_invaders"], SCALES, 10)
     assert tuple(alone["cases"]) == tuple(CASES)
-    for run in ("methods", "methods-changing", "methods-space-invaders", "methods-asterix-tuned"):
+    for run in (
+        "methods",
+        "methods-changing",
+        "methods-changing-cartpole",
+        "methods-space-invaders",
+        "methods-asterix-tuned",
+    ):
         command = read_manifest(RESULTS / run)["command"]
         assert f"`{command.replace(' '.join(METHODS), 'all')}`" in PAGE.replace("\n", " ")
 
@@ -186,7 +193,7 @@ def test_others_are_as_good_as_popart_at_the_scales_that_the_page_names(other: s
         )
 
 
-@pytest.mark.parametrize("run", ["methods-changing", "methods-space-invaders"])
+@pytest.mark.parametrize("run", ["methods-changing", "methods-changing-cartpole", "methods-space-invaders"])
 def test_the_stored_tables_are_those_of_the_results(run: str) -> None:
     found = comparison(run)
     assert read_table(RESULTS / run / "better.csv") == list(better_than_popart(found))
@@ -235,6 +242,25 @@ def test_what_the_page_says_of_space_invaders_at_every_scale() -> None:
     agents = len(read_table(run / "returns.csv")) + len(read_table(run / "tuning.csv"))
     assert f"These are {agents:,} agents" in page
     assert "H200" in read_manifest(run)["device"]
+
+
+def test_what_the_page_says_of_cartpole_with_changing_rewards() -> None:
+    def found(name: str, case: str) -> Interval:
+        return normalized("methods-changing-cartpole", name, case)
+
+    page = " ".join(PAGE.split("### CartPole with changing rewards")[1].split("\n### ")[0].split())
+    grows = {name: found(name, "grows") for name in METHODS}
+    assert max(grows, key=lambda name: grows[name].value) == "popart"
+    worse, overlapping = ("clipped", "vecnormalize", "hl_gauss"), ("art", "popart_adam")
+    assert all(grows[name].high < grows["popart"].low for name in worse)
+    assert all(overlap(grows[name], grows["popart"]) for name in overlapping)
+    assert all(f"({grows[name].value:.2f})" in page for name in ("popart", *worse, *overlapping))
+    assert all(found(name, "constant") == found(name, "steady") for name in METHODS)
+    better = read_table(RESULTS / "methods-changing-cartpole" / "better.csv")
+    assert [(row["rewards"], row["better"]) for row in better] == [(CASES["shrinks"], "percentile span 1.00")]
+    assert f"better than Pop-Art ({found('popart', 'shrinks').value:.2f})" in page
+    rare = [round(found(name, "rare").value, 1) for name in METHODS]
+    assert sum(0.4 <= value <= 0.7 for value in rare) == 13
 
 
 WITH_ADAM = ("two_hot", "hl_gauss", "adaptive_bins", "popart_adam", "unclipped_adam")
