@@ -20,8 +20,9 @@ from scipy import stats
 import popart
 from popart.diagnosis import Diagnosis
 from popart.diagnosis.choice import follow
+from popart.diagnosis.measures import FEWEST, measure
 from popart.diagnosis.returns import discounted_returns
-from popart.diagnosis.words import LARGE, SMALL
+from popart.diagnosis.words import LARGE, SMALL, changes
 
 N = 16_000
 
@@ -62,7 +63,7 @@ def test_any_finite_targets_have_a_diagnosis(y: np.ndarray) -> None:
     assert found.answer in str(found).replace("\n  ", " ")
     assert 0 <= found.clipped <= 1
     assert -1e-9 <= found.clip_loss <= 1
-    assert found.scale_drift >= 1
+    assert found.scale_drift >= 1 or found.count < FEWEST
 
 
 def test_location_and_size_are_those_of_the_standard_library() -> None:
@@ -102,6 +103,40 @@ def test_drift_of_scale_is_not_seen_in_tails() -> None:
     heavy = STREAMS["heavy"].reshape(10, -1)
     assert popart.diagnose(heavy.ravel()).scale_drift < 5
     assert heavy.std(1).max() / heavy.std(1).min() > 10
+
+
+@pytest.mark.parametrize("sample", ["standard_normal", "random", "laplace", "exponential"])
+def test_short_streams_of_independent_targets_rarely_seem_to_change(sample: str) -> None:
+    draw = getattr(np.random.default_rng(0), sample)
+    for n in (20, 30, 99, FEWEST):
+        found = [measure(draw(size=n), 0) for _ in range(400)]
+        assert sum(changes(m) for m in found) <= 4
+        assert all(math.isnan(m.scale_drift) for m in found) == (n < FEWEST)
+
+
+@pytest.mark.parametrize("n", [1, 20, FEWEST - 1])
+def test_too_few_targets_to_measure_drift_and_tails_are_told(n: int) -> None:
+    found = popart.diagnose(normal(n=n) + 5 * np.arange(n))
+    text = str(found).replace("\n  ", " ")
+    for field in ("location_drift", "scale_drift", "scale_fall", "kurtosis", "tail_share"):
+        assert math.isnan(getattr(found, field)), field
+    assert "drift and tails      not measured: tenths of fewer than 100 targets" in text
+    assert not any(word in text for word in ("nan", "kurtosis", "max_norm", "it does not change"))
+    if n > 1:
+        assert f"{n} targets are too few to say whether they change; give at least 100." in found.answer
+
+
+def test_deviations_within_tenths_are_named() -> None:
+    text = str(popart.diagnose(STREAMS["growing"])).replace("\n  ", " ")
+    assert "range of means of tenths, in standard deviations within tenths" in text
+    assert "of the variance within tenths" in text
+    assert re.search(r"the mean by [\d.]+ standard deviations within tenths", text)
+
+
+def test_a_single_update_compares_no_step_sizes() -> None:
+    found = popart.diagnose(normal(n=20))
+    assert "all targets are in the first update of 32" in found.reasons[1]
+    assert not any("factor" in x or "1 updates" in x for x in found.reasons)
 
 
 def test_tails_are_those_of_scipy() -> None:

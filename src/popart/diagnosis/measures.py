@@ -11,13 +11,23 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 TENTHS = 10
 """Number of parts of a stream whose location and scale are compared."""
 
+FEWEST = 100
+"""Smallest number of targets of which drift and tails are measured.
+
+Of 2,000 streams of 50 independent targets, 19 from a normal, 135 from a Laplace and 249 from a t distribution
+with 3 degrees of freedom seemed to change; with 100 targets, 0, 2 and 19.
+"""
+
 TOP = 0.01
 """Part of the targets, the farthest from the mean, whose share of the variance is measured."""
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Measures of a stream. Drift, tails and the bulk do not depend on the unit of the targets."""
+    """Measures of a stream. Drift, tails and the bulk do not depend on the unit of the targets.
+
+    Drift and tails are NaN with fewer than 100 targets: the tenths of so short a stream differ by chance.
+    """
 
     count: int
     """Number of finite targets."""
@@ -65,7 +75,8 @@ class Measures:
     bulk: float
     """Half the range of the middle 90 % of a tenth, in its standard deviations (the median over tenths).
 
-    1.64 for a normal distribution; 0 if at least half of the targets of a tenth are the same.
+    With fewer than 100 targets it is that of the whole stream. 1.64 for a normal distribution; 0 if at least
+    half of the targets of a tenth are the same.
     """
 
     zeros: float
@@ -143,8 +154,8 @@ def magnitudes(y: Floats, x: Floats) -> dict[str, float]:
 
 
 def tenths(x: Floats) -> list[Floats]:
-    """Return ten parts of the stream in the order of time; fewer if there are fewer than twenty targets."""
-    return np.array_split(x, min(TENTHS, max(1, len(x) // 2)))
+    """Return ten parts of the stream in the order of time, or all of it if it has too few targets."""
+    return np.array_split(x, TENTHS if len(x) >= FEWEST else 1)
 
 
 def middle(x: Floats) -> float:
@@ -154,6 +165,8 @@ def middle(x: Floats) -> float:
 
 
 def drift(x: Floats) -> dict[str, float]:
+    if len(x) < FEWEST:
+        return dict.fromkeys(("location_drift", "scale_drift", "scale_fall"), math.nan)
     parts = tenths(x)
     means, stds = np.array([mean_and_std(part) for part in parts]).T
     middles = np.array([middle(part) for part in parts])
@@ -177,14 +190,17 @@ def tails(x: Floats) -> dict[str, float]:
         if std > 0:
             standard.append((part - mean) / std)
             bulks.append(middle(part) / std)
+    bulk = float(np.median(bulks)) if bulks else 0.0
+    if len(x) < FEWEST:
+        return {"kurtosis": math.nan, "tail_share": math.nan, "bulk": bulk}
     if not standard:
-        return {"kurtosis": 0.0, "tail_share": 0.0, "bulk": 0.0}
+        return {"kurtosis": 0.0, "tail_share": 0.0, "bulk": bulk}
     squares = np.sort(np.concatenate(standard) ** 2)
     top = math.ceil(TOP * squares.size)
     return {
         "kurtosis": float(np.mean(squares**2)) - 3,
         "tail_share": float(squares[-top:].sum() / squares.sum()),
-        "bulk": float(np.median(bulks)),
+        "bulk": bulk,
     }
 
 

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from popart.correspondence import bound
 from popart.diagnosis.choice import NARROW, Choice
-from popart.diagnosis.measures import Measures
+from popart.diagnosis.measures import FEWEST, Measures
 from popart.moments import Moments
 from popart.percentiles import Percentiles
 
@@ -64,21 +64,31 @@ def changes(m: Measures) -> bool:
 def answer(m: Measures) -> str:
     """Return the answer to "are my rewards too large?"."""
     size = f"Their root mean square is {m.rms:.3g}"
+    steady = "" if _few(m) else ", and it does not change much"
     answers: dict[Verdict, str] = {
         "constant": f"They are all {m.mean:.6g}: there is no scale to learn yet.",
         "too large": f"Yes. {size}. Plain networks suit a size of 1; above {LARGE:g} SGD may diverge.",
         "too small": f"No, too small. {size}. Below {SMALL:g} plain networks learn slowly, or nothing.",
         "changing": f"Not on average, but they change. {size}.",
-        "fine": f"No. {size}, and it does not change much. A plain network learns them.",
+        "fine": f"No. {size}{steady}. A plain network learns them.",
     }
     found = verdict(m)
-    return answers[found] + (_change(m) if changes(m) and found != "constant" else "")
+    return answers[found] + ("" if found == "constant" else _change(m))
+
+
+def _few(m: Measures) -> bool:
+    return m.count < FEWEST
 
 
 def _change(m: Measures) -> str:
+    if _few(m):
+        few = f"{m.count} target{' is' if m.count == 1 else 's are'}"
+        return f" {few} too few to say whether they change; give at least {FEWEST}."
+    if not changes(m):
+        return ""
     return (
         f" Between tenths of the stream the scale differs by a factor of {m.scale_drift:.3g} and the mean by "
-        f"{m.location_drift:.3g} standard deviations: no fixed scale and shift fit all of it."
+        f"{m.location_drift:.3g} standard deviations within tenths: no fixed scale and shift fit all of it."
     )
 
 
@@ -92,17 +102,7 @@ def findings(m: Measures) -> Iterator[Finding]:
         f"{m.orders:.1f}",
         f"magnitudes from {m.smallest:.3g} to {m.largest:.3g}; the number is for their middle 98 %",
     )
-    yield Finding(
-        "drift of location", f"{m.location_drift:.3g}", "range of means of tenths, in standard deviations"
-    )
-    yield Finding(
-        "drift of scale", f"{m.scale_drift:.3g}", "largest by smallest scale of a tenth of the stream"
-    )
-    yield Finding(
-        "tails",
-        f"{_percent(m.tail_share)}",
-        f"of the variance is in 1 % of the targets (normal: 8 %); excess kurtosis {m.kurtosis:.3g}",
-    )
+    yield from _drift_and_tails(m)
     yield Finding(
         "clip to [-1, 1]",
         f"{_percent(m.clipped)}",
@@ -118,20 +118,49 @@ def findings(m: Measures) -> Iterator[Finding]:
     )
 
 
+def _drift_and_tails(m: Measures) -> Iterator[Finding]:
+    if _few(m):
+        yield Finding(
+            "drift and tails", "not measured", f"tenths of fewer than {FEWEST} targets differ by chance"
+        )
+        return
+    yield Finding(
+        "drift of location",
+        f"{m.location_drift:.3g}",
+        "range of means of tenths, in standard deviations within tenths",
+    )
+    yield Finding(
+        "drift of scale", f"{m.scale_drift:.3g}", "largest by smallest scale of a tenth of the stream"
+    )
+    yield Finding(
+        "tails",
+        f"{_percent(m.tail_share)}",
+        "of the variance within tenths is in 1 % of the targets (normal: 8 %); excess kurtosis "
+        f"{m.kurtosis:.3g}",
+    )
+
+
 def reasons(m: Measures, choice: Choice, batch: int) -> Iterator[str]:
     """Yield why this rule and this step size."""
+    part = "the stream" if _few(m) else "a tenth of the stream"
     if isinstance(choice.rule, Percentiles):
         yield (
-            f"Percentiles, because the middle 90 % of the targets is within ±{m.bulk:.2g} standard "
+            f"Percentiles, because the middle 90 % of {part} is within ±{m.bulk:.2g} of its standard "
             "deviations: outliers would make the others look alike."
         )
     elif m.bulk == 0:
         yield "Moments, because most targets are the same: percentiles would find no spread."
     else:
         yield (
-            f"Moments, because the middle 90 % of the targets spans ±{m.bulk:.2g} standard deviations "
+            f"Moments, because the middle 90 % of {part} spans ±{m.bulk:.2g} of its standard deviations "
             f"(Percentiles is for less than {NARROW:g})."
         )
+    if choice.updates == 1:
+        yield (
+            f"β = {choice.beta:g}, the smallest tried: all targets are in the first update of {batch}, "
+            "which is the same with each."
+        )
+        return
     tried = ", ".join(f"{factor:.3g} for {beta:g}" for beta, factor in choice.misfits.items())
     yield (
         f"β = {choice.beta:g}, because it is the smallest that keeps the size of normalised targets near 1 "
