@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from popart.lab.analysis import Page, analyse
 from popart.lab.checks import LabError
-from popart.lab.files import read_table
+from popart.lab.files import read_table, write_table
 from popart.lab.manifest import read_manifest
+from popart.lab.plot import redraw
 from popart.lab.train import episodes, evaluation
 from popart.lab.train.config import member_of
 from popart.lab.train.loading import load
@@ -38,6 +41,35 @@ def test_an_agent_learns_catch_and_its_run_has_metrics_evaluations_and_a_figure(
     result = {row["score of"]: float(row["points"]) for row in read_table(catch / "result.csv")}
     assert len(result) == 2
     assert max(result.values()) > 0.5
+
+
+def first_rows(catch: Path, out: Path, rows: int, **cells: str) -> Path:
+    """Copy a run, with its first rows only, and with other values in the last of these."""
+    run = shutil.copytree(catch, out)
+    (run / "evaluations.csv").unlink()
+    table = read_table(run / "metrics.csv")[:rows]
+    write_table(run / "metrics.csv", [*table[:-1], table[-1] | cells])
+    return run
+
+
+def test_a_curve_of_one_point_is_drawn_with_a_marker(
+    catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Page, "figure", lambda *arguments: drawn.append(arguments[-1]))
+    one = first_rows(catch, tmp_path / "one", 1, scale="1", shift="0", gradient_norm="1")
+    for run in (one, catch):
+        analyse(Page(run))
+    for figure, points, marker in zip(drawn, (1, 8), ("o", ""), strict=True):
+        lines = [line for axes in figure.axes for line in axes.lines]
+        markers = [line.get_marker() for line in lines if np.size(line.get_xdata()) == points]
+        assert markers == [marker] * 4
+
+
+def test_a_run_in_which_no_episode_ended_says_so(catch: Path, tmp_path: Path) -> None:
+    run = first_rows(catch, tmp_path / "one", 1, score="", score_100="")
+    redraw(run)
+    assert [row["points"] for row in read_table(run / "result.csv")] == ["no episode ended"]
 
 
 def test_the_manifest_has_every_setting_of_the_member_and_its_command(catch: Path) -> None:

@@ -1,8 +1,10 @@
 """Figures and findings of a training run, from its tables."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from popart.lab.analysis import Page
@@ -55,7 +57,11 @@ def _result(
         scores += [("random play (paper)", paper.random), ("human (paper)", paper.human)]
         scores += [("Double DQN, 200M frames (paper)", paper.double_dqn)]
         scores += [("Double DQN with Pop-Art, 200M frames (paper)", paper.popart)]
-    return [{"score of": who, "points": f"{score:.1f}"} for who, score in scores]
+    return [{"score of": who, "points": _points(score)} for who, score in scores]
+
+
+def _points(score: float) -> str:
+    return "no episode ended" if np.isnan(score) else f"{score:.1f}"
 
 
 @styled
@@ -64,18 +70,23 @@ def _figure(agent: str, columns: dict[str, np.ndarray], evaluations: list[tuple[
     frames, colour = columns["frames"], AGENT_COLOURS[agent]
     unit, name = (1e6, "million frames") if frames[-1] >= 1e6 else (1e3, "thousand frames")
     x = frames / unit
-    score.plot(x, columns["score_100"], color=colour)
+
+    def line(axes: Axes, column: str, **style: Any) -> None:
+        y = columns[column]
+        marker = "o" if np.isfinite(y).sum() == 1 else ""  # a line through a single point is invisible
+        axes.plot(x, y, marker=marker, markersize=3, color=colour, **style)
+
+    line(score, "score_100")
     for at, value in evaluations:
         score.plot(at / unit, value, "o", color=INK, markersize=3)
     score.set(ylabel="score (points)")
-    units.plot(x, columns["scale"], color=colour, label="scale σ")
-    units.plot(x, columns["shift"], color=colour, linestyle="--", label="shift μ")
+    line(units, "scale", label="scale σ")
+    line(units, "shift", linestyle="--", fillstyle="none", label="shift μ")
     units.set(ylabel="units of reward")
     units.legend()
-    norms.fill_between(
-        x, columns["gradient_norm_5"], columns["gradient_norm_95"], color=colour, alpha=0.25, linewidth=0
-    )
-    norms.plot(x, columns["gradient_norm"], color=colour)
+    low, high, edge = columns["gradient_norm_5"], columns["gradient_norm_95"], 2 * (len(x) == 1)
+    norms.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=edge)
+    line(norms, "gradient_norm")
     norms.set(yscale="log", ylabel="gradient norm")
     for axes, heading in ((score, "Score"), (units, "Normalisation"), (norms, "Gradients")):
         axes.set(xlabel=name)
