@@ -35,7 +35,7 @@ def panel(axes: Axes, paper: Score, runs: dict[Kind, Path]) -> None:
         best = max(best, np.nanmax(score))
         for found in folder.glob("evaluation-*/summary.csv"):
             mine, evaluated = read_table(found)[0], int(found.parent.name.split("-")[2])
-            mean, error = float(mine["score"]), float(mine["standard_error"])
+            mean, error = float(mine["score"]), float(mine["standard_error"] or "nan")
             axes.errorbar(
                 evaluated / 1e6, mean, error, fmt="o", markersize=3, color=AGENT_COLOURS[agent], alpha=alpha
             )

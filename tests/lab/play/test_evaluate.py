@@ -12,7 +12,9 @@ from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest, write_manifest
 from popart.lab.play.analysis import large_share
 from popart.lab.play.config import Evaluate
+from popart.lab.runs import Run
 from popart.lab.train.episodes import Player
+from popart.lab.train.loading import load
 from popart.lab.train.storage import Checkpoints
 
 
@@ -34,6 +36,34 @@ def test_an_evaluation_has_the_score_of_each_episode_and_their_mean(
     assert float(summary["score"]) > 0.5
     assert summary["who"] in said
     assert (out / "scores.svg").exists()
+
+
+def test_the_standard_error_is_that_of_a_sample_and_a_single_episode_has_none(tmp_path: Path) -> None:
+    settings = {"game": "catch", "agent": "popart", "frames": 1000, "large_rewards": 200.0}
+    for scores, expected in (([1.0, -1.0, 4.0], "1.5"), ([1.0], "")):
+        folder = tmp_path / str(len(scores))
+        rows = [{"episode": i, "score": x} for i, x in enumerate(scores)]
+        with Run("evaluate", "Catch", settings | {"out": folder}, (), "popart evaluate") as run:
+            run.write_table("episodes", rows)
+            run.finish()
+        (summary,) = read_table(folder / "summary.csv")
+        assert summary["standard_error"] == expected
+        assert summary["who"].endswith(f", {len(scores)} episode{'s' if len(scores) > 1 else ''}")
+
+
+@pytest.mark.xdist_group("catch")
+def test_the_last_agent_plays_for_a_best_one_that_does_not_exist_and_says_so(
+    catch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(catch, tmp_path / "run")
+    load(run, "best")
+    shutil.rmtree(run / "checkpoints" / "best")
+    load(run, "last")
+    assert capsys.readouterr().err == ""
+    for reason in ("the checkpoint of its best agent is missing", "training has made no evaluation"):
+        assert load(run, "best").which == "last"
+        assert f"{run} has no best agent, because {reason}; the last agent plays" in capsys.readouterr().err
+        (run / "evaluations.csv").unlink(missing_ok=True)
 
 
 @pytest.mark.xdist_group("catch")

@@ -23,7 +23,8 @@ def analyse(page: Page) -> None:
     scores = [float(row["score"]) for row in page.needed_table("episodes")]
     game, agent, frames = _about(page)
     paper, rewards = published(game), page.table("rewards")
-    summary = _summary(agent, frames, scores, paper)
+    error = standard_error(scores, ddof=0 if _of_first_release(page) else 1)
+    summary = _summary(agent, frames, scores, error, paper)
     if rewards:
         large = float(page.settings["large_rewards"])
         shares = [f"{large_share(rewards, large):.1%}", *(None for _ in summary[1:])]
@@ -43,17 +44,30 @@ def large_share(rewards: Sequence[Mapping[str, str]], large: float) -> float:
     return sum(x for reward, x in won if reward >= large) / points if points else 0.0
 
 
+def standard_error(scores: Sequence[float], ddof: int = 1) -> float | None:
+    """Return the standard error of the mean score; a single episode has none."""
+    return float(np.std(scores, ddof=ddof) / np.sqrt(len(scores))) if len(scores) > 1 else None
+
+
+def _of_first_release(page: Page) -> bool:
+    return "game" not in page.settings
+
+
 def _about(page: Page) -> tuple[str, str, int]:
     """Return game, agent and frames. In the first release the run and the folder name have them."""
-    if "game" in page.settings:
+    if not _of_first_release(page):
         return page.settings["game"], page.settings["agent"], page.settings["frames"]
     trained = Page(page.folder.parent).settings
     return trained["game"], trained["agent"], int(page.folder.name.split("-")[2])
 
 
-def _summary(agent: str, frames: int, found: list[float], paper: Score | None) -> list[dict[str, Any]]:
-    error = float(np.std(found) / np.sqrt(len(found)))
-    rows = [(f"{agent}, {frames:,} frames, {len(found)} episodes", float(np.mean(found)), error)]
+def _summary(
+    agent: str, frames: int, found: list[float], error: float | None, paper: Score | None
+) -> list[dict[str, Any]]:
+    episodes = "1 episode" if len(found) == 1 else f"{len(found)} episodes"
+    rows: list[tuple[str, float, float | None]] = [
+        (f"{agent}, {frames:,} frames, {episodes}", float(np.mean(found)), error)
+    ]
     if paper:
         rows += [
             ("random (paper)", paper.random, None),

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from popart.lab.checks import LabError
+from popart.lab.console import say
 from popart.lab.dqn import learner
 from popart.lab.dqn.learner import Policy
 from popart.lab.dqn.networks import Network, network_for
@@ -70,11 +71,19 @@ def load(folder: Path, which: Which) -> Trained:
     raise ReplacedError(folder / "checkpoints")
 
 
+def _without_best(folder: Path) -> str:
+    evaluated = (folder / "evaluations.csv").exists()
+    reason = "the checkpoint of its best agent is missing" if evaluated else "training has made no evaluation"
+    return f"{folder} has no best agent, because {reason}; the last agent plays"
+
+
 def _newest(settings: Member, folder: Path, which: Which, finished: bool) -> Trained:
     """Find the newest checkpoint whose policy is not damaged."""
     for name in dict.fromkeys((which, "last")):
         found = Checkpoints(folder / "checkpoints" / name).load({"policy": None})
         if found:
+            if name != which:
+                say(_without_best(folder))
             return Trained(settings, found.checkpoint, name, found.notes["frames"])
     if finished:
         raise LabError(
