@@ -4,8 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import tyro
 
 from popart.lab.cli import COMMANDS, main
+from popart.lab.options import NUMBERS
+from popart.lab.train.config import Train
 
 
 def says(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int) -> str:
@@ -66,8 +69,14 @@ def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[
         (["regression", "--seed", "-1"], ["seed is -1; it must be from 0 to 4294967295"]),
         (["regression", "--seed", "one"], ["one", "--seed"]),
         (["histograms", "--targets", "10"], ["targets is 10; it must be 1000 or more"]),
+        (["regression", "--seed", "1e5"], ["'1e5' was given; it must be a whole number, such as 100_000"]),
+        (["train", "--frames", "1e5"], ["--frames: '1e5' was given; it must be a whole number, such as"]),
+        (["train", "--seed", "0", "x"], ["--seed: 'x' was given; it must be a whole number"]),
+        (["train", "--beta", "x"], ["--beta: 'x' was given; it must be a number, such as 0.01"]),
+        (["regression", "--alphas", "1", "x"], ["--alphas: 'x' was given; it must be a number"]),
+        (["report", "runs", "--out", "x.pdf"], ["out is 'x.pdf'; it must end in .html"]),
         (["report", "nowhere"], ["nowhere contains no run", "popart reproduce"]),
-        (["plot"], ["runs"]),
+        (["plot"], ["no run was given; give at least one run folder, as in: popart plot runs/scale"]),
         (["plot", "nowhere"], ["nowhere is not a run folder"]),
         (["norms", "--games", "cartpole"], ["games has 'cartpole'"]),
         (
@@ -82,6 +91,13 @@ def test_errors_in_settings_are_named(
     said = says(capsys, arguments, 2)
     for word in words:
         assert word in said
+
+
+def test_numbers_are_read_as_python_writes_them() -> None:
+    words = "--frames 100_000 --seed 0 3 --beta 1e-3 --learning-rate None --discount 1"
+    found = tyro.cli(Train, args=words.split(), registry=NUMBERS)
+    assert (found.frames, found.seed, found.learning.beta) == (100_000, (0, 3), 1e-3)
+    assert (found.learning.learning_rate, found.learning.discount) == (None, 1.0)
 
 
 def test_help_needs_no_jax() -> None:

@@ -90,6 +90,7 @@ def _parse(program: str, commands: Mapping[str, str], description: str, argument
     import tyro
 
     from popart.lab.checks import nearest
+    from popart.lab.options import NUMBERS
 
     name, *options = arguments or ["--help"]
     if name.startswith("-"):
@@ -103,7 +104,7 @@ def _parse(program: str, commands: Mapping[str, str], description: str, argument
     found = load(commands[name])
     if subcommands := getattr(found, "SUBCOMMANDS", None):
         return _parse(f"{program} {name}", subcommands, inspect.getdoc(found) or "", options)
-    return tyro.cli(found, prog=f"{program} {name}", args=options)
+    return tyro.cli(found, prog=f"{program} {name}", args=options, registry=NUMBERS)
 
 
 def _subcommand(name: str, command: Any) -> Any:

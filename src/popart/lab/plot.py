@@ -22,7 +22,7 @@ class Plot:
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise ValueError("runs is empty; give at least one run folder")
+            raise ValueError("no run was given; give at least one run folder, as in: popart plot runs/scale")
 
     def run(self) -> tuple[Path, ...]:
         for folder in self.runs:

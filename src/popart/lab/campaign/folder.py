@@ -104,9 +104,7 @@ class Folder:
         differ = [k for k in old if k not in (*FREE, *EXTENDED) and old[k] != new.settings.get(k)]
         lacking = [k for k in EXTENDED if not set(old[k]) <= set(new.settings[k])]
         if differ or lacking:
-            found = "; ".join(
-                f"{k} is {_text(old[k])} there, {_text(new.settings[k])} here" for k in differ + lacking
-            )
+            found = "; ".join(_difference(k, old[k], new.settings[k]) for k in differ + lacking)
             raise LabError(
                 f"{self.path} is a campaign with other settings ({found}); give another --out, or run its "
                 f"own command: {self.command}"
@@ -115,6 +113,14 @@ class Folder:
     def extended(self, fleets: Sequence[Sequence[Member]]) -> Self:
         """Return this campaign with further fleets."""
         return replace(self, fleets=[*self.fleets, *([member.name for member in fleet] for fleet in fleets)])
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    """Return the difference of a setting, with the name and value of its option."""
+    if name == "seed":
+        return f"seeds is {len(there)} there, {len(here)} here"
+    plural = "s" if name in EXTENDED else ""
+    return f"{name}{plural} is {_text(there)} there, {_text(here)} here"
 
 
 def _text(value: Any) -> str:

@@ -18,7 +18,7 @@ class Report:
     """Run folders, or folders that contain run folders."""
 
     out: Path = Path("runs/report.html")
-    """File of the page. An existing report is replaced; any other existing file is refused."""
+    """HTML file of the page. An existing report is replaced; any other existing file is refused."""
 
     def run(self) -> Path:
         from popart.lab.report.page import write

@@ -56,6 +56,8 @@ def _check_out(out: Path) -> None:
     try:
         if out.is_dir():
             raise LabError(f"{out} is a folder; give --out the name of a file, such as {out / 'report.html'}")
+        if out.suffix != ".html":
+            raise LabError(f"out is '{out}'; it must end in .html")
         if out.exists():
             with out.open("rb") as file:
                 if MARK.encode() not in file.read(4096):
