@@ -18,6 +18,7 @@ from popart.lab.cli import main
 from popart.lab.dqn.config import SMALL_SCHEDULE
 from popart.lab.dqn.tasks import config_of_tasks
 from popart.lab.envs.small import Game
+from popart.lab.experiments.reward_scale.config import Scale
 from popart.lab.experiments.several_games import run as module
 from popart.lab.experiments.several_games.analysis import normalise, over_games
 from popart.lab.experiments.several_games.config import LABELS, METHODS, QUICK, Tasks
@@ -26,6 +27,7 @@ from popart.lab.experiments.several_games.training import Training, advance, eva
 from popart.lab.files import read_table
 from popart.lab.manifest import read_manifest
 from popart.lab.plot import redraw
+from popart.lab.runs import command_line
 from popart.lab.schemas import Game as GameName
 from popart.lab.schemas import TasksMethod
 from tests.lab.processes import started
@@ -197,6 +199,16 @@ def test_quick_is_small_and_changes_no_option_that_is_given() -> None:
 def test_files_are_checked_for_the_methods_and_games_that_there_are() -> None:
     assert set(TasksMethod.__args__) == set(METHODS)  # pyright: ignore[reportAttributeAccessIssue]
     assert set(GameName.__args__) == set(module.GAMES)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("command", [Scale, Tasks])
+def test_games_of_minatar_have_the_same_names_as_in_training(command: type[Scale] | type[Tasks]) -> None:
+    options: dict[str, Any] = {"scales": (1.0, 1.0)} if command is Tasks else {}
+    settings = command(games=("catch", "minatar_breakout"), **options)
+    assert settings == command(games=("catch", "breakout"), **options)
+    assert "--games catch breakout" in command_line("experiment", settings)
+    with pytest.raises(ValueError, match="games has 'breakout' more than once"):
+        command(games=("breakout", "minatar_breakout"))
 
 
 def test_all_methods_can_be_asked_for_in_one_word() -> None:

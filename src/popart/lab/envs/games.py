@@ -1,6 +1,7 @@
 """The games by name: the paper's 57 on Atari with their published scores, and six small ones."""
 
 import csv
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -49,6 +50,11 @@ SMALL = {
 
 GAMES = {name.removeprefix("minatar_"): game for name, game in SMALL.items()}
 """The small games by the names that experiments with nothing but small games use."""
+
+
+def small_names(games: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of small games in experiments with nothing else: minatar_breakout becomes breakout."""
+    return tuple(name.removeprefix("minatar_") if name in SMALL else name for name in games)
 
 
 @cache

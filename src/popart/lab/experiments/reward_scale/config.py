@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from popart.lab.checks import MOST, check_grid, check_names, check_whole
-from popart.lab.envs.games import GAMES
+from popart.lab.envs.games import GAMES, small_names
 
 PAPER_GAMES = ("cartpole", "catch", "breakout", "space_invaders")
 
@@ -88,7 +88,8 @@ class Scale:
     """
 
     games: tuple[str, ...] = PAPER_GAMES
-    """Games to play: cartpole, catch, breakout, space_invaders, asterix, freeway."""
+    """Games to play: cartpole, catch, and MinAtar's breakout, space_invaders, asterix and freeway, also with
+    their names in popart train, such as minatar_breakout."""
 
     methods: _Methods = AGENTS
     """Methods to compare, or all; see `METHODS`."""
@@ -134,6 +135,7 @@ class Scale:
         for name, value in QUICK.items() if self.quick else ():
             if getattr(self, name) == getattr(Scale, name):
                 object.__setattr__(self, name, value)
+        object.__setattr__(self, "games", small_names(self.games))
         check_names("games", self.games, GAMES)
         check_names("methods", self.methods, METHODS)
         check_grid("scales", self.scales)

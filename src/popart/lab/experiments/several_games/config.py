@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from popart.lab.checks import MOST, check_names, check_positive, check_whole
-from popart.lab.envs.games import GAMES
+from popart.lab.envs.games import GAMES, small_names
 
 METHODS = {
     "unclipped": "Double DQN",
@@ -40,7 +40,8 @@ class Tasks:
     """
 
     games: tuple[str, ...] = ("catch", "breakout", "space_invaders", "freeway")
-    """Games to play: cartpole, catch, breakout, space_invaders, asterix, freeway."""
+    """Games to play: cartpole, catch, and MinAtar's breakout, space_invaders, asterix and freeway, also with
+    their names in popart train, such as minatar_breakout."""
 
     scales: _Scales = (1e-2, 1.0, 1e2, 1e4)
     """Factors by which rewards are multiplied, one for each game."""
@@ -71,6 +72,7 @@ class Tasks:
         for name, value in QUICK.items() if self.quick else ():
             if getattr(self, name) == getattr(Tasks, name):
                 object.__setattr__(self, name, value)
+        object.__setattr__(self, "games", small_names(self.games))
         check_names("games", self.games, GAMES)
         check_names("methods", self.methods, (*METHODS, "all"))
         if "all" in self.methods:
