@@ -236,23 +236,23 @@ def test_what_is_no_linear_layer_is_refused() -> None:
 def test_parameters_that_are_no_head_are_named(kernel: jax.Array, bias: jax.Array, message: str) -> None:
     art, head = popart.Moments(0.1), {"kernel": kernel, "bias": bias}
     with pytest.raises(TypeError, match=message):
-        popart.jax.step(art, popart.jax.init(art, head), head, jnp.arange(4.0))
+        pj.step(art, pj.init(art, head), head, jnp.arange(4.0))
 
 
 def test_features_indices_and_averages_are_checked() -> None:
     art, head = popart.Moments(0.1), {"kernel": jnp.ones((8, 2)), "bias": jnp.zeros(2)}
-    state, y = popart.jax.init(art, head), jnp.arange(4.0)
+    state, y = pj.init(art, head), jnp.arange(4.0)
     with pytest.raises(ValueError, match=r"h has shape \(4, 7\); its last axis must be of 8 features"):
-        popart.jax.normalized(head, jnp.ones((4, 7)))
+        pj.normalized(head, jnp.ones((4, 7)))
     for index, message in (
         (jnp.zeros(3, int), r"index has shape \(3,\)"),
         (jnp.full(4, 2), "index reaches from 2 to 2; .* of tasks 0 to 1"),
         (jnp.zeros(4), "index has dtype float32"),
     ):
         with pytest.raises(ValueError, match=message):
-            popart.jax.step(art, state, head, y, index=index)
+            pj.step(art, state, head, y, index=index)
     with pytest.raises(ValueError, match=r"tau is 3; it must be in \[0, 1\]"):
-        popart.jax.polyak(art, (state, head), (state, head), 3)
+        pj.polyak(art, (state, head), (state, head), 3)
 
 
 def test_targets_of_the_wrong_shape_are_named() -> None:

@@ -70,12 +70,12 @@ def test_one_preserve_moves_outputs_by_at_most_2_ulps_of_the_sum_of_their_terms(
     rng, h, b = np.random.default_rng(0), np.ones(n, np.float32), np.ones(1, np.float32)
     for seed in range(20):
         W = {"equal": np.full((1, n), rng.normal()), "uniform": rng.uniform(-1, 1, (1, n))}
-        pair = [popart.Affine(*np.float32(maps("scalar", 2 * seed + i)[:2])) for i in (0, 1)]
+        pair = [popart.Affine(*map(np.float32, maps("scalar", 2 * seed + i)[:2])) for i in (0, 1)]
         weight = W.get(weights, rng.normal(size=(1, n))).astype(np.float32)
         _, ((W_new, b_new),) = single.run(lambda c, p: (c, popart.preserve(*c, *p)), (weight, b), [pair])
         before, after = outputs(weight, b, pair[0], h), outputs(W_new, b_new, pair[1], h)
         terms = [
-            a.scale * (np.abs(np.asarray(w, float)).sum() + abs(float(c[0]))) + 2 * abs(a.shift)
+            a.scale * (np.abs(np.asarray(w, float)).sum() + abs(np.asarray(c, float)[0])) + 2 * abs(a.shift)
             for a, w, c in ((pair[0], weight, b), (pair[1], W_new, b_new))
         ]
         assert abs(float(after[0] - before[0])) <= 2 * single.eps * max(terms)

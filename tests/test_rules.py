@@ -326,8 +326,9 @@ def test_targets_that_are_all_the_same_have_no_spread(
     """Not even one of rounding, whatever their weights are, in float32 statistics."""
     rule, rng = popart.Moments(beta=1e-3), np.random.default_rng(0)
     state = rule.init(shape, like=np.zeros((), np.float32))
+    y = np.full((32, *shape), -0.1, dtype)
     for _ in range(30):
-        y, w = np.full((32, *shape), -0.1, dtype), rng.uniform(0.1, 3, 32).astype(np.float32)
+        w = rng.uniform(0.1, 3, 32).astype(np.float32)
         state = rule.update(state, asarray(y), weights=asarray(w) if weighted else None)
         assert not np.asarray(rule.affine(state).scale).any()
     state = rule.update(state, asarray(np.nextafter(y, dtype(0)).astype(np.float32)))
