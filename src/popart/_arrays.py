@@ -26,7 +26,10 @@ Namespace = Any
 """`numpy`, `jax.numpy` or `torch`."""
 
 ROW = 4096
-"""Length of a vector for which BLAS starts no threads, and up to which floats are summed one by one."""
+"""Length of a vector for which BLAS starts no threads."""
+
+LONG = 65_536
+"""Number of targets up to which JAX sums those of each task one by one, which loses digits with more."""
 
 _NUMPY = (np.ndarray, np.generic, int, float, list, tuple, type(None))
 
@@ -160,9 +163,10 @@ def fold(kind: Literal["sum", "max"], x: Array, index: Array, n: int) -> Array:
         places = index.long().reshape(-1, *(1,) * (x.ndim - 1)).expand(x.shape)
         return x.new_full(shape, none).scatter_reduce(0, places, x, "sum" if kind == "sum" else "amax")
     if xp is not np and kind == "sum":
-        blocks = -(-len(x) // ROW)  # a sum of many small numbers, one by one, loses their last digits
-        places = xp.zeros((blocks * n, *shape[1:]), x.dtype).at[index + n * (xp.arange(len(x)) // ROW)]
-        return places.add(x).reshape((blocks, *shape)).sum(0)
+        blocks = -(-len(x) // LONG)
+        places = index if blocks == 1 else index + n * (xp.arange(len(x)) // LONG)
+        sums = xp.zeros((blocks * n, *shape[1:]), x.dtype).at[places].add(x)
+        return sums.reshape((blocks, *shape)).sum(0)
     if xp is not np:
         return xp.full(shape, none, x.dtype).at[index].max(x)
     if kind == "max":
