@@ -156,7 +156,7 @@ def test_a_fleet_that_makes_checkpoints_or_is_in_use_is_submitted_again_without_
 def test_tasks_submit_themselves_again_until_all_fleets_are_finished(
     undisturbed: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """The first task is warned of its time limit after a checkpoint; the second one's worker is killed."""
+    """SLURM signals all processes of the first task after a checkpoint; the second one's worker is killed."""
     out = tmp_path / "runs"
     written(out, environment, *OFTEN)
     for index, run, number in ((1, RUNS[0], signal.SIGTERM), (2, RUNS[2], signal.SIGKILL)):
@@ -166,11 +166,15 @@ def test_tasks_submit_themselves_again_until_all_fleets_are_finished(
             env=environment | {"SLURM_ARRAY_TASK_ID": str(index)},
             stdout=log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         wait_until(lambda run=run: saved(out / run), task)
         record = records.read(out / run)
         assert record is not None
-        os.kill(task.pid if number == signal.SIGTERM else record.pid, number)
+        if number == signal.SIGTERM:
+            os.killpg(task.pid, number)
+        else:
+            os.kill(record.pid, number)
         assert task.wait(LIMIT) == 0, (tmp_path / f"{index}.txt").read_text("utf-8")
         log.close()
     assert (tmp_path / "submitted").read_text("utf-8").split() == ["1", "2"]
