@@ -15,7 +15,8 @@ from popart.lab.manifest import read_manifest
 
 RESULTS = Path(__file__).parents[2] / "results"
 FINISHED = sorted(path.parent.relative_to(RESULTS) for path in RESULTS.glob("**/manifest.json"))
-LARGE = (Path("lab/methods"), Path("lab/methods-space-invaders"))
+ALIKE = [path for path in FINISHED if path.parts[0] == "campaign"]
+SLOW = {Path("lab/methods"), Path("lab/methods-space-invaders"), *ALIKE} - {*ALIKE[::10]}
 FIGURES = (".png", ".svg")
 
 
@@ -30,13 +31,14 @@ def without_times(manifest: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     "folder",
-    [pytest.param(path, marks=[pytest.mark.slow] if path in LARGE else []) for path in FINISHED],
+    [pytest.param(path, marks=[pytest.mark.slow] if path in SLOW else []) for path in FINISHED],
     ids=str,
 )
 def test_every_run_in_the_results_is_redrawn_from_its_tables(folder: Path, tmp_path: Path) -> None:
     """Without its figures and without checkpoints; tables of the run stay as they are."""
     ignored = shutil.ignore_patterns(*(f"*{suffix}" for suffix in FIGURES))
-    shutil.copytree(RESULTS / folder.parts[0], tmp_path / folder.parts[0], ignore=ignored)
+    whole = Path(*folder.parts[:2])  # with the run that an evaluation is of
+    shutil.copytree(RESULTS / whole, tmp_path / whole, ignore=ignored)
     run = tmp_path / folder
     tables = {path.name: path.read_bytes() for path in run.glob("*.csv")}
     before = json.loads((run / "manifest.json").read_text("utf-8"))
