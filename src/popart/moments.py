@@ -26,7 +26,7 @@ from popart.rules import COUNT_MAX, Rule, check_settings, step_size, tally, with
 from popart.steps import StepSize, step_at
 
 NOISE = 2.0**-40
-"""Part of the mean below which a first spread is one of rounding: float32 targets that differ have more."""
+"""Part of the mean below which a first spread is taken for rounding; two float32 differ by 2⁻²⁴ or more."""
 
 
 def equation_4(
